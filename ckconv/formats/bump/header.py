@@ -24,6 +24,7 @@ from ckconv.formats.bump.slots import (
     FOOTER,
     FOOTER_MAGIC,
     HEADER_BYTES,
+    SIZES,
     SLOTS_A,
     SLOTS_C,
     SLOTS_E,
@@ -453,6 +454,13 @@ def tensor_of(path: Path, placed: Placed) -> Tensor:
     )
 
 
+def tensors_of(path: Path, placed: Iterable[Placed]) -> dict[str, Any]:
+    """Fields of an index about tensors that are stored under canonical names."""
+    tensors = {item.canonical: tensor_of(path, item) for item in placed}
+    stored = tuple(stored_of(path, item) for item in placed)
+    return {"stored": stored, "tensors": tensors, "canonical_of": {name: (name,) for name in tensors}}
+
+
 def by_slot(types: Mapping[str, DType]) -> Callable[[Slot, int | None], DType]:
     """Types by slot name, as :func:`place` asks for them."""
     return lambda slot, layer: types[with_layer(slot.name, layer)]
@@ -542,20 +550,7 @@ class Bump5File(NamedTuple):
     @property
     def geometry(self) -> Geometry:
         """The sizes, all of which the header names."""
-        h = self.header
-        return Geometry(
-            h.num_layers,
-            h.vocab_size,
-            h.hidden_size,
-            h.ffn_size,
-            h.num_heads,
-            h.num_kv_heads,
-            h.head_dim,
-            h.context_length,
-            h.aligned_hidden,
-            h.aligned_ffn,
-            h.aligned_head,
-        )
+        return Geometry(*(getattr(self.header, field) for field in SIZES))
 
 
 def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, named: bool = False) -> Bump5File:

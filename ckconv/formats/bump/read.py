@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ from ckconv.formats.bump.header import (
     relocated,
     slots_named,
     stored_of,
-    tensor_of,
+    tensors_of,
     types_of,
 )
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
@@ -452,24 +453,13 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     facts = {"header": header, "codes": codes, "size": size}
     payload = Extent(path, slots.HEADER_BYTES, (size or slots.HEADER_BYTES) - slots.HEADER_BYTES)
     checksums = (Checksum("payload", payload, header.sha256),)
+    bare = TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
     if config is None:
         if all(types_of(slots.SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
             raise code_error(
                 path, slots.SLOTS_V3, codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
             )
-        return TensorIndex(
-            "bump",
-            3,
-            path,
-            (path,),
-            "",
-            None,
-            (),
-            {},
-            facts=facts,
-            incomplete=sidefiles.without_config(path),
-            checksums=checksums,
-        )
+        return replace(bare, incomplete=sidefiles.without_config(path))
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
     model = sidefiles.model_config(path, config, {field: getattr(header, field) for field in fields})
     layout = _rope_layout(path, config)
@@ -479,19 +469,13 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     note = {"note": who} if who else {}
     kinds = {item.dtype.name for item in placed if item.slot.parts and not item.slot.fp32}
     right = () if layout == "interleaved" else right_of_bump3(kinds, numbering)
-    return TensorIndex(
-        format="bump",
-        version=3,
-        path=path,
-        files=(path,),
+    return replace(
+        bare,
         architecture=str(config.get("model_type", "")),
         config=model,
-        stored=tuple(stored_of(path, p) for p in placed),
-        tensors={p.canonical: tensor_of(path, p) for p in placed},
-        canonical_of={p.canonical: (p.canonical,) for p in placed},
+        **tensors_of(path, placed),
         metadata=config,
         facts={**facts, "dtype_codes": numbering, "rope_layout": layout, "engines": ", ".join(right) or None, **note},
-        checksums=checksums,
     )
 
 
@@ -631,9 +615,7 @@ def index_bump5(
         files=(path,),
         architecture=str(merged["model_type"]),
         config=model,
-        stored=tuple(stored_of(path, p) for p in tensors),
-        tensors={p.canonical: tensor_of(path, p) for p in known},
-        canonical_of={p.canonical: (p.canonical,) for p in known},
+        **{**tensors_of(path, known), "stored": tuple(stored_of(path, p) for p in tensors)},
         unknown=tuple(stored_of(path, p) for p in foreign),
         metadata=merged,
         facts=facts,
@@ -803,19 +785,14 @@ def _flat(path: Path) -> int | None:
         return None
     layers, vocab, hidden, ffn, heads, kv_heads, context = sizes.values()
     dim = hidden // heads
-    g = slots.Geometry(
-        1, vocab, hidden, ffn, heads, kv_heads, dim, context, slots.align(hidden), slots.align(ffn), slots.align(dim)
-    )
-    one, two = (
-        sum(
-            item.nbytes
-            for item in slots.place(
-                slots.SLOTS_V3, g._replace(num_layers=n), lambda *_: F32, start=0, interleaved=False
-            )
-        )
-        for n in (1, 2)
-    )
-    return one + (layers - 1) * (two - one)
+    aligned = map(slots.align, (hidden, ffn, dim))
+    g = slots.Geometry(1, vocab, hidden, ffn, heads, kv_heads, dim, context, *aligned)
+
+    def nbytes(layers: int) -> int:
+        own = g._replace(num_layers=layers)
+        return sum(item.nbytes for item in slots.place(slots.SLOTS_V3, own, lambda *_: F32, start=0, interleaved=False))
+
+    return nbytes(1) + (layers - 1) * (nbytes(2) - nbytes(1))
 
 
 def _number(config: Mapping[str, Any], field: str) -> int:

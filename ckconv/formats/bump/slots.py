@@ -496,6 +496,13 @@ class Geometry(NamedTuple):
     aligned_head: int
 
 
+#: Fields of a header that a geometry has, in its order.
+SIZES = (
+    *("num_layers", "vocab_size", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "context_length"),
+    *("aligned_hidden", "aligned_ffn", "aligned_head"),
+)
+
+
 def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
     """Geometry with float rows and heads padded to ``step`` elements."""
     return Geometry(
@@ -517,17 +524,10 @@ def _headed(g: Geometry, heads: int, *, cols: int, stored_cols: int, interleaved
     return headed(heads, g.head, cols, head_stride=g.aligned_head, stored_cols=stored_cols, interleaved=interleaved)
 
 
-def _attention_output(g: Geometry, dtype: DType) -> Layout:
-    """Slot of Wo: float blocks per head, or flat quantized rows.
-
-    ``[aligned_hidden, aligned_head]`` each; quantized rows cannot be cut.
-    """
-    if dtype.block == 1:
+def _attention_output(g: Geometry, *, flat: bool) -> Layout:
+    """Slot of Wo: a block ``[aligned_hidden, aligned_head]`` a head, or flat rows."""
+    if not flat:
         return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
-    return _attention_output_flat(g)
-
-
-def _attention_output_flat(g: Geometry) -> Layout:
     return plain(g.hidden, g.heads * g.head, stored_rows=g.aligned_hidden, stored_cols=g.heads * g.aligned_head)
 
 
@@ -544,8 +544,9 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
     "q_vector": lambda g, t, i: _headed(g, g.heads, cols=1, stored_cols=1, interleaved=i),
     "k_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=i),
     "v_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=False),
-    "attention_output": lambda g, t, i: _attention_output(g, t),
-    "attention_output_flat": lambda g, t, i: _attention_output_flat(g),
+    # Rows of blocks cannot be cut.
+    "attention_output": lambda g, t, i: _attention_output(g, flat=t.block > 1),
+    "attention_output_flat": lambda g, t, i: _attention_output(g, flat=True),
     "ffn_rows": lambda g, t, i: plain(g.ffn, g.hidden, stored_rows=g.aligned_ffn, stored_cols=g.aligned_hidden),
     "ffn_vector": lambda g, t, i: plain(g.ffn, 1, stored_rows=g.aligned_ffn),
     "down_rows": lambda g, t, i: plain(g.hidden, g.ffn, stored_rows=g.aligned_hidden, stored_cols=g.aligned_ffn),
@@ -557,9 +558,9 @@ _VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v
 class Placed(NamedTuple):
     """Placed tensor of a bump file.
 
-    ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
-
-    ``canonical`` is the canonical name, empty for tokenizer content.
+    Attributes:
+        canonical: its canonical name, empty for tokenizer content.
+        offset, nbytes: absolute, and with padding.
     """
 
     slot: Slot

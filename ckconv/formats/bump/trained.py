@@ -147,6 +147,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         facts["note"] = (
             f"{lacking[0]} is trained, and {an(family.name)} has no such bias: it is read as {an(other.name)}"
         )
+    found = header.tensors_of(path, placed)
     return TensorIndex(
         format="bump",
         version=0,
@@ -154,9 +155,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         files=(path,),
         architecture=family.name,
         config=model,
-        stored=(*(header.stored_of(path, item) for item in placed), *(item.stored for item in dropped)),
-        tensors={item.canonical: header.tensor_of(path, item) for item in placed},
-        canonical_of={item.canonical: (item.canonical,) for item in placed},
+        **{**found, "stored": (*found["stored"], *(item.stored for item in dropped))},
         dropped=dropped,
         metadata={key: value for key, value in document.items() if key != "entries"},
         facts=facts,

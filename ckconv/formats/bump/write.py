@@ -174,12 +174,9 @@ def _template(facts: Facts) -> dict[str, Any]:
     return {**template, "contract": {**contract, "logits_contract": {**logits, "lm_head": "output_weight"}}}
 
 
-def config_json(facts: Facts) -> dict[str, Any]:
-    """Make ``config.json``: the engine's script's keys, and the head size."""
-    c, g = facts.config, facts.geometry
+def _hyperparameters(config: ModelConfig, g: slots.Geometry) -> dict[str, Any]:
+    """Sizes and constants under Hugging Face's keys."""
     return {
-        "architectures": [facts.family.hf_class],
-        "model_type": facts.family.gguf,
         "num_hidden_layers": g.num_layers,
         "hidden_size": g.hidden,
         "intermediate_size": g.ffn,
@@ -188,8 +185,18 @@ def config_json(facts: Facts) -> dict[str, Any]:
         "head_dim": g.head,
         "vocab_size": g.vocab,
         "max_position_embeddings": g.context,
-        "rms_norm_eps": c.norm_eps,
-        "rope_theta": c.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+    }
+
+
+def config_json(facts: Facts) -> dict[str, Any]:
+    """Make ``config.json``: the engine's script's keys, and the head size."""
+    g = facts.geometry
+    return {
+        "architectures": [facts.family.hf_class],
+        "model_type": facts.family.gguf,
+        **_hyperparameters(facts.config, g),
         "attn_out_dim": g.heads * g.head,
         "tie_word_embeddings": facts.tied,
         "num_merges": facts.num_merges,
@@ -244,21 +251,15 @@ def container3(bump: Bump3) -> Container:
     )
 
 
+def _sizes(g: slots.Geometry) -> dict[str, Any]:
+    """Sizes of a geometry, as the fields of a header."""
+    return {**dict(zip(slots.SIZES, g, strict=True)), "aligned_context": slots.align(g.context)}
+
+
 def header3(bump: Bump3, sha256: bytes) -> slots.HeaderV3:
     """The first 128 bytes, once the digest of all others is known."""
-    g = bump.geometry
-    return slots.HeaderV3(
-        g.num_layers,
-        g.vocab,
-        g.hidden,
-        g.context,
-        g.heads,
-        g.head,
-        g.aligned_hidden,
-        g.aligned_head,
-        slots.align(g.context),
-        sha256,
-    )
+    sizes = _sizes(bump.geometry)
+    return slots.HeaderV3(**{name: sizes[name] for name in slots.HeaderV3._fields if name in sizes}, sha256=sha256)
 
 
 def config_json3(bump: Bump3) -> bytes:
@@ -269,23 +270,15 @@ def config_json3(bump: Bump3) -> bytes:
     That parser takes the first match of a quoted key in the text, so no key or value here may repeat one of its keys.
     A missing ``rope_theta`` would switch RoPE off.
     """
-    config, family = bump.config, catalog.FAMILIES[bump.config.family]
     document: dict[str, Any] = {
-        "architectures": [family.hf_class],
-        "model_type": config.model_type,
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_size,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": bump.geometry.context,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
+        "architectures": [catalog.FAMILIES[bump.config.family].hf_class],
+        "model_type": bump.config.model_type,
+        **_hyperparameters(bump.config, bump.geometry),
         "tie_word_embeddings": True,
         "rope_layout": bump.rope_layout,
     }
-    return (json.dumps(document, indent=2) + "\n").encode()
+    del document["head_dim"]
+    return _json(document)
 
 
 # The bytes of a BUMPWGT5 or BUMPWGT4 file that are not tensors, and the files beside it.
@@ -340,25 +333,9 @@ def container5(bump: Bump5) -> Container:
 
 def header5(bump: Bump5, sha256: bytes) -> slots.HeaderV4:
     """128 bytes of the header, once the digest is known; zeros follow them."""
-    g = bump.geometry
-    return slots.HeaderV4(
-        g.num_layers,
-        g.vocab,
-        g.hidden,
-        g.ffn,
-        g.context,
-        g.heads,
-        g.kv_heads,
-        g.head,
-        g.aligned_hidden,
-        g.aligned_head,
-        g.aligned_ffn,
-        slots.align(g.context),
-        sha256,
-        bump.num_merges,
-        bump.total_vocab_bytes,
-        version=bump.version,
-    )
+    sizes, merges, nbytes = _sizes(bump.geometry), bump.num_merges, bump.total_vocab_bytes
+    version = bump.version
+    return slots.HeaderV4(**sizes, sha256=sha256, num_merges=merges, total_vocab_bytes=nbytes, version=version)
 
 
 def manifest_map(manifest: Mapping[str, Any]) -> bytes:
