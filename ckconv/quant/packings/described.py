@@ -16,7 +16,7 @@ from ckconv.errors import InputError, and_more
 from ckconv.quant.codec import unpack
 from ckconv.quant.mlx import MODES
 from ckconv.quant.packed import E4M3, E5M2, FACTOR, INT, SUM, Scheme, rows_of
-from ckconv.quant.packings.floats import fit_fp8, fit_triple
+from ckconv.quant.packings.floats import fit_fp8, fit_triple, unpack_blocks
 from ckconv.quant.packings.module import (
     FLOATS,
     FP8,
@@ -35,7 +35,9 @@ from ckconv.quant.packings.module import (
     in_columns,
     in_rows,
     laid_out,
+    matrix,
     shaped,
+    unpack_bytes,
 )
 
 # -- torchao's matrices ------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if len(weight.shape) != 2 or not all(weight.shape):
         if len(weight.shape) == len(scale.shape) == 3 and all(weight.shape):
             raise Unread(f"torchao's {_type(declared) or 'tensors'} of several matrices")
-        raise Misfit(f"{_CODES[1:]} has shape {list(weight.shape)}, and is not a matrix")
+        matrix(weight)
     if scale.dtype in (UE8, FP8):
         return fit_mx(weight, scale, stored.get(_FACTOR), declared)
     if weight.dtype is FP8:
@@ -268,11 +270,11 @@ def fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None
     if factor is not None:
         shaped(factor, ())
         arrays = (in_rows(codes), scales, in_rows(factor, 0))
-        unpack_ = partial(_unpack_blocks, groups=groups)
-        return Module(FACTOR, triple.shape, arrays, unpack_, f"NVFP4, groups of {FACTOR.group}")
+        unpacked = partial(unpack_blocks, groups=groups)
+        return Module(FACTOR, triple.shape, arrays, unpacked, f"NVFP4, groups of {FACTOR.group}")
     if not blocks:
         return triple
-    return triple._replace(arrays=(in_rows(codes), scales), unpack=partial(_unpack_blocks, groups=groups))
+    return triple._replace(arrays=(in_rows(codes), scales), unpack=partial(unpack_blocks, groups=groups))
 
 
 def _in_blocks(rows: int, groups: int) -> Layout:
@@ -283,13 +285,6 @@ def _in_blocks(rows: int, groups: int) -> Layout:
     tall, wide = -(-rows // 128), -(-groups // 4)
     axes = merged([(tall, 512 * wide), (4, 4), (32, 16)]), merged([(wide, 512), (4, 1)])
     return Layout(128 * tall, 4 * wide, 128 * tall, 4 * wide, (Strip(0, *axes),))
-
-
-def _unpack_blocks(tile: Tile, *, groups: int) -> Rows:
-    scales = tile.own(1)[:, :groups]
-    if len(tile.arrays) > 2:
-        return rows_of(unpack(tile.own(0), 4), scales, tile.own(2))
-    return rows_of(tile.own(0), scales)
 
 
 _METHODS = frozenset({"torchao"})
@@ -410,21 +405,14 @@ def _fit_scaled(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
     what = "FP8" if weight.dtype is FP8 else "FP8 (E5M2)" if weight.dtype is FP8_WIDE else "8-bit"
     scheme = Scheme(_CODE_TYPES[weight.dtype], _BITS, columns, scale.dtype)
     words = f"{what}, {'one scale a matrix' if one else 'scales of whole rows'}"
-    return Module(scheme, weight.shape, (laid_out(weight, plain(rows, columns)), number), _unpack_comfyui, words)
-
-
-def _unpack_comfyui(tile: Tile) -> Rows:
-    codes = tile.own(0)
-    return rows_of(codes ^ np.uint8(0x80) if tile.scheme.codes == INT else codes, tile.own(1))
+    return Module(scheme, weight.shape, (laid_out(weight, plain(rows, columns)), number), unpack_bytes, words)
 
 
 def _fit_blocks(weight: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, kind: str) -> Module:
     nvfp4 = kind == "nvfp4"
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    rows, groups = matrix(weight)[0], weight.shape[1] * (2 if nvfp4 else 1) // (16 if nvfp4 else 32)
     if nvfp4 != (factor is not None):
         raise Misfit(f"its format is {kind}, and weight_scale_2 is {'not ' if nvfp4 else ''}there")
-    rows, groups = weight.shape[0], weight.shape[1] * (2 if nvfp4 else 1) // (16 if nvfp4 else 32)
     tall, wide = -(-rows // 128), -(-groups // 4)
     wanted = [128 * tall, 4 * wide]
     if scale.dtype not in ((U8, FP8) if nvfp4 else (U8, UE8)) or math.prod(scale.shape) != tall * wide * 512:

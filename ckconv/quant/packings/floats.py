@@ -9,7 +9,7 @@ from typing import Any
 
 from ckconv.core.late import Floats, Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, plain
-from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import unpack
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
@@ -29,7 +29,10 @@ from ckconv.quant.packings.module import (
     Tile,
     Unread,
     in_rows,
+    laid_out,
+    matrix,
     shaped,
+    unpack_bytes,
 )
 
 # -- MLX triples under other names, whose rows are the same bytes ------------------------------------------------------
@@ -64,7 +67,7 @@ def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = F
     words = math.prod(own) * codes.dtype.size
     columns = q.columns(words)
     if not lead or not math.prod(lead) or not q.divides(columns) or q.row_bytes(columns) != words:
-        raise Misfit(f"{_last(codes)} has shape {list(codes.shape)}, which is not {q}")
+        raise Misfit(f"{codes.name.rpartition('.')[2]} has shape {list(codes.shape)}, which is not {q}")
     groups = columns // q.group_size
     if apart:
         shaped(codes, (*lead, groups, q.row_bytes(q.group_size)))
@@ -72,7 +75,7 @@ def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = F
         shaped(array, (*lead, groups))
     rows, number = math.prod(lead), scales.dtype if q.has_biases else BF16
     numbers = [(array, groups, number if q.has_biases else U8) for array in (scales, *biases)]
-    planes = [_plane(array, rows, cols, dtype) for array, cols, dtype in [(codes, words // 4, _U32), *numbers]]
+    planes = [laid_out(each, plain(rows, cols), dtype) for each, cols, dtype in [(codes, words // 4, _U32), *numbers]]
     return Module(Triple(q, number), (*lead, columns), tuple(planes), None, str(q))
 
 
@@ -85,15 +88,6 @@ def _quantization(mode: str, declared: Declared) -> Quantization:
         return quantization(mode, declared.number("bits"), declared.number("group_size"))
     except InputError as error:
         raise Misfit(error.message) from None
-
-
-def _plane(stored: StoredTensor, rows: int, cols: int, dtype: DType) -> Array:
-    """An array as rows of a type of the same bytes."""
-    return Array(Tensor(stored.name, stored.name, dtype, (rows, cols), (stored.extent,), plain(rows, cols)))
-
-
-def _last(stored: StoredTensor) -> str:
-    return stored.name.rpartition(".")[2]
 
 
 def _packing(name: str, methods: Sequence[str], mode: str, arrays: dict[str, tuple[DType, ...]]) -> Packing:
@@ -137,14 +131,12 @@ def fit_fp8(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
     weight, scale = stored[".weight"], stored[suffix]
     if scale.shape == weight.shape[:1]:  # Quark
         scale = scale._replace(shape=(weight.shape[0], 1))
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
-    (rows, columns), (per, group) = weight.shape, _blocks(weight, scale, declared)
+    (rows, columns), (per, group) = matrix(weight), _blocks(weight, scale, declared)
     return Module(
         Scheme(E4M3, 8, min(group, columns), scale.dtype),
         weight.shape,
         (in_rows(weight), in_rows(scale, per if per < rows else 0)),
-        _unpack_fp8,
+        unpack_bytes,
         f"8-bit, {_said_fp8(scale, per, group)}",
     )
 
@@ -174,29 +166,14 @@ def _blocks(weight: StoredTensor, scale: StoredTensor, declared: Declared) -> tu
     )
 
 
-def _unpack_fp8(tile: Tile) -> Rows:
-    return rows_of(tile.own(0), tile.own(1))
+def _fp8(name: str, methods: frozenset[str], suffix: str, types: tuple[DType, ...]) -> Packing:
+    return Packing(name, methods, {".weight": (FP8,), suffix: types}, partial(fit_fp8, suffix=suffix))
 
 
 FP8_PACKINGS = (
-    Packing(
-        "block-scaled FP8",
-        frozenset({"fp8"}),
-        {".weight": (FP8,), ".weight_scale_inv": (*FLOATS, UE8)},
-        partial(fit_fp8, suffix=".weight_scale_inv"),
-    ),
-    Packing(
-        "block-scaled FP8",
-        frozenset({"fp8"}),
-        {".weight": (FP8,), ".scale": (UE8,)},
-        partial(fit_fp8, suffix=".scale"),
-    ),
-    Packing(
-        "scaled FP8",
-        AUTO_ROUND | {"compressed-tensors", "modelopt", "fp8", "fbgemm_fp8", "quark"},
-        {".weight": (FP8,), ".weight_scale": FLOATS},
-        partial(fit_fp8, suffix=".weight_scale"),
-    ),
+    _fp8("block-scaled FP8", frozenset({"fp8"}), ".weight_scale_inv", (*FLOATS, UE8)),
+    _fp8("block-scaled FP8", frozenset({"fp8"}), ".scale", (UE8,)),
+    _fp8("scaled FP8", AUTO_ROUND | {*_CT, "modelopt", "fp8", "fbgemm_fp8", "quark"}, ".weight_scale", FLOATS),
 )
 
 
@@ -223,11 +200,15 @@ def _fit_nvfp4(stored: Arrays, declared: Declared) -> Module:
     divisor = ".weight_global_scale" in stored
     scheme = Scheme(E2M1, 4, GROUP, FP8, factor=True, divisor=divisor)
     arrays = (in_rows(codes), in_rows(scales), in_rows(factors[0], 0))
-    return Module(scheme, triple.shape, arrays, _unpack_nvfp4, f"NVFP4, groups of {GROUP}")
+    return Module(scheme, triple.shape, arrays, unpack_blocks, f"NVFP4, groups of {GROUP}")
 
 
-def _unpack_nvfp4(tile: Tile) -> Rows:
-    return rows_of(unpack(tile.own(0), 4), tile.own(1), tile.own(2))
+def unpack_blocks(tile: Tile, *, groups: int | None = None) -> Rows:
+    """Rows of MX, or of NVFP4 with a scale of scales; ``groups`` of the scales."""
+    scales = tile.own(1)[:, :groups]
+    if len(tile.arrays) > 2:
+        return rows_of(unpack(tile.own(0), 4), scales, tile.own(2))
+    return rows_of(tile.own(0), scales)
 
 
 NVFP4_PACKINGS = (
@@ -299,7 +280,7 @@ def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: 
         Scheme(codes, 4, group, F32, library=number),
         (rows, columns),
         (
-            _bytes(weight, rows, columns // 2),
+            laid_out(weight, plain(rows, columns // 2), U8),
             in_rows(absmax, 0),
             in_rows(stored[".weight.quant_map"], 0),
             in_rows(stored[state], 0),
@@ -315,11 +296,6 @@ def _check_map(stored: StoredTensor, codes: str, declared: Declared) -> None:
     found = declared.integers_of(stored)
     if found is not None and not np.array_equal(found.view("<f4"), np.array(MAPS[codes], np.float32)):
         raise Unread(f"{codes} with a table of its own (quant_map)")
-
-
-def _bytes(stored: StoredTensor, rows: int, width: int) -> Array:
-    """An array as rows of so many bytes."""
-    return Array(Tensor(stored.name, stored.name, U8, (rows, width), (stored.extent,), plain(rows, width)))
 
 
 def _unpack_bitsandbytes(tile: Tile, *, size: int, many: int, offset: float) -> Rows:
@@ -347,24 +323,15 @@ def _scales(tile: Tile, blocks: Any, many: int, offset: float) -> Floats:
 
 def _fit_parts(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight"], stored[".SCB"]
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
-    rows, columns = weight.shape
+    rows, columns = matrix(weight)
     if math.prod(scale.shape) != rows:
         raise Misfit(f"SCB has shape {list(scale.shape)}, and weight {list(weight.shape)}")
     form = stored.get(".weight_format")
     found = declared.integers_of(form) if form else None
     if found is not None and found.any():
         raise Unread("int8 of bitsandbytes in tiles (weight_format)")
-    numbers = Tensor(scale.name, scale.name, scale.dtype, (rows, 1), (scale.extent,), plain(rows, 1))
-    return Module(
-        Scheme(PARTS, 8, columns, F32, library=F32), weight.shape, (in_rows(weight), Array(numbers)), _unpack_parts,
-        "scales of whole rows",
-    )  # fmt: skip
-
-
-def _unpack_parts(tile: Tile) -> Rows:
-    return rows_of(tile.own(0) ^ np.uint8(0x80), tile.own(1))
+    scheme, arrays = Scheme(PARTS, 8, columns, F32, library=F32), (in_rows(weight), laid_out(scale, plain(rows, 1)))
+    return Module(scheme, weight.shape, arrays, unpack_bytes, "scales of whole rows")
 
 
 _BITSANDBYTES_METHODS = frozenset({"bitsandbytes"})
@@ -380,12 +347,7 @@ def _four(codes: str, name: str) -> Packing:
         ".weight.nested_quant_map?": (F32,),
     }
     fit = partial(_fit_bitsandbytes, codes=codes, state=_STATE + name)
-    return Packing(
-        f"bitsandbytes {name}",
-        _BITSANDBYTES_METHODS,
-        arrays,
-        fit,
-    )
+    return Packing(f"bitsandbytes {name}", _BITSANDBYTES_METHODS, arrays, fit)
 
 
 BITSANDBYTES_PACKINGS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, F16, F32, DType, Layout, Strip, merged, plain
-from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.core.tensors import Array, StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, to_float32, together
 from ckconv.quant.packed import INT, REAL, Scheme, rows_of
@@ -29,9 +29,11 @@ from ckconv.quant.packings.module import (
     in_columns,
     in_rows,
     laid_out,
+    matrix,
     ordered,
     said,
     shaped,
+    unpack_bytes,
 )
 
 # -- AWQ for GEMM: stored ``[in, out]``, interleaved words along the output --------------------------------------------
@@ -87,12 +89,14 @@ def _fit_awq(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _unpack_awq(tile: Tile) -> Rows:
+def _unpack_awq(tile: Tile, *, places: tuple[int, ...] = PLACES, signed: bool = False) -> Rows:
     weight, _, zeros = tile.arrays
     assert weight is not None
     assert zeros is not None
     bits = tile.scheme.bits
-    codes, points = (tile.cut(along_rows(words, bits, PLACES), together(bits)) for words in (weight, zeros))
+    codes, points = (tile.cut(along_rows(words, bits, places), together(bits)) for words in (weight, zeros))
+    if signed:  # two's complement: codes are eight more than what they stand for
+        codes, points = codes ^ np.uint8(8), points ^ np.uint8(8)
     return rows_of(codes, tile.own(1), points)
 
 
@@ -223,23 +227,19 @@ _MANY, _BITS, _MIDDLE = 4, 2, 1
 
 def _fit_bitnet(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight"], stored[".weight_scale"]
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    quarter, columns = matrix(weight)
     if scale.shape not in ((), (1,)):
         raise Misfit(f"weight_scale has shape {list(scale.shape)}, and a ternary matrix has one scale")
     if declared.settings.get("use_rms_norm"):
         raise Unread("ternary with norms of its own")
-    quarter, columns = weight.shape
     rows = _MANY * quarter
     # The bytes are read again for every fourth of the rows.
-    codes = Tensor(
-        weight.name, weight.name, weight.dtype, (rows, columns), (weight.extent,) * _MANY, plain(rows, columns)
-    )
+    codes = laid_out(weight, plain(rows, columns), times=_MANY)
     times = declared.settings.get("linear_class") == "autobitlinear"
     return Module(
         Scheme(INT, _BITS, columns, F32, zeros=True),
         (rows, columns),
-        (Array(codes), in_rows(scale, 0)),
+        (codes, in_rows(scale, 0)),
         partial(_unpack_bitnet, quarter=quarter, number=scale.dtype, times=times),
         "ternary, one scale a matrix",
     )
@@ -300,18 +300,9 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
         Scheme(INT, 4, size, scale.dtype, zeros=True, library=F32 if scale.dtype is F32 else None),
         (rows, columns),
         (in_columns(weight, 8), in_columns(scale), in_columns(zero, 8)),
-        partial(_unpack_quark, places=places, signed=kind == "int4"),
+        partial(_unpack_awq, places=places, signed=kind == "int4"),
         f"4-bit, groups of {size}",
     )
-
-
-def _unpack_quark(tile: Tile, *, places: tuple[int, ...], signed: bool) -> Rows:
-    weight, _, zeros = tile.arrays
-    assert weight is not None
-    assert zeros is not None
-    codes, points = (tile.cut(along_rows(words, 4, places), 8) for words in (weight, zeros))
-    sign = np.uint8(8 * signed)  # of two's complement: codes are eight more than what they stand for
-    return rows_of(codes ^ sign, tile.own(1), points ^ sign)
 
 
 def _named(stored: Arrays, declared: Declared) -> Module:
@@ -356,8 +347,7 @@ _COMPRESSED_READ = range(2, 9)
 
 def _packed(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight_packed"], stored[".weight_scale"]
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight_packed has shape {list(weight.shape)}, and is not a matrix")
+    matrix(weight)
     rows, columns = _shape(stored, declared)
     bits = declared.number("bits") or weight.shape[1] * 32 // max(columns, 1)
     if bits == 1:
@@ -398,10 +388,9 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
 
 def _plain(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight"], stored[".weight_scale"]
-    if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    rows, columns = matrix(weight)
     declared.agree("bits", 8)
-    (rows, columns), zero = weight.shape, _zero(stored, declared)
+    zero = _zero(stored, declared)
     array, _, size = _scales(scale, rows, columns, declared)
     if zero:
         shaped(zero, scale.shape)
@@ -410,7 +399,7 @@ def _plain(stored: Arrays, declared: Declared) -> Module:
         Scheme(INT, 8, size, scale.dtype, zeros=zeros is not None),
         weight.shape,
         (in_rows(weight), array, zeros),
-        _unpack_bytes,
+        unpack_bytes,
         f"8-bit, {_said_compressed(scale, size)}",
     )
 
@@ -461,13 +450,6 @@ def _unpack_words(tile: Tile, *, form: str) -> Rows:
     if tile.scheme.ordered:
         parts.append(tile.own(3))
     return rows_of(*parts)
-
-
-def _unpack_bytes(tile: Tile) -> Rows:
-    """Signed numbers are 128 less than the codes that stand for them."""
-    sign = np.uint8(0x80)
-    zeros = (tile.own(2) ^ sign,) if tile.scheme.zeros else ()
-    return rows_of(tile.own(0) ^ sign, tile.own(1), *zeros)
 
 
 _COMPRESSED_METHODS = AUTO_ROUND | {"compressed-tensors"}

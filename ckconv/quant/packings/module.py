@@ -11,7 +11,7 @@ from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Kind, Layout, plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS, Triple
-from ckconv.quant.packed import Scheme, scheme_of
+from ckconv.quant.packed import INT, PARTS, Scheme, rows_of, scheme_of
 
 # -- Arrays of a packed module, its declared settings, and its layout --------------------------------------------------
 
@@ -220,6 +220,25 @@ def laid_out(
     """
     shape, extents = (layout.rows, layout.cols), (stored.extent,) * times
     return Array(Tensor(stored.name, stored.name, dtype or stored.dtype, shape, extents, layout), per)
+
+
+def matrix(stored: StoredTensor) -> tuple[int, int]:
+    """Rows and columns of an array.
+
+    Raises:
+        Misfit: it has other axes, or nothing along one.
+    """
+    if len(stored.shape) != 2 or not all(stored.shape):
+        name = stored.name.rpartition(".")[2]
+        raise Misfit(f"{name} has shape {list(stored.shape)}, and is not a matrix")
+    return stored.shape[0], stored.shape[1]
+
+
+def unpack_bytes(tile: Tile) -> Rows:
+    """Rows of a code a byte; signed ones are 128 less than what stands for them."""
+    parts = [tile.own(0), tile.own(2)] if tile.scheme.zeros else [tile.own(0)]
+    codes, *zeros = [part ^ np.uint8(0x80) for part in parts] if tile.scheme.codes in (INT, PARTS) else parts
+    return rows_of(codes, tile.own(1), *zeros)
 
 
 def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
