@@ -204,7 +204,7 @@ def _fit_nvfp4(stored: Arrays, declared: Declared) -> Module:
 
 
 def unpack_blocks(tile: Tile, *, groups: int | None = None) -> Rows:
-    """Rows of MX, or of NVFP4 with a scale of scales; ``groups`` of the scales."""
+    """Rows of MX, or of NVFP4 with a scale of scales; ``groups`` scales."""
     scales = tile.own(1)[:, :groups]
     if len(tile.arrays) > 2:
         return rows_of(unpack(tile.own(0), 4), scales, tile.own(2))

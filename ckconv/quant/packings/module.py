@@ -235,7 +235,7 @@ def matrix(stored: StoredTensor) -> tuple[int, int]:
 
 
 def unpack_bytes(tile: Tile) -> Rows:
-    """Rows of a code a byte; signed ones are 128 less than what stands for them."""
+    """Rows of a code a byte; signed codes are 128 less than the bytes."""
     parts = [tile.own(0), tile.own(2)] if tile.scheme.zeros else [tile.own(0)]
     codes, *zeros = [part ^ np.uint8(0x80) for part in parts] if tile.scheme.codes in (INT, PARTS) else parts
     return rows_of(codes, tile.own(1), *zeros)
