@@ -525,7 +525,7 @@ def _headed(g: Geometry, heads: int, *, cols: int, stored_cols: int, interleaved
 
 
 def _attention_output(g: Geometry, *, flat: bool) -> Layout:
-    """Slot of Wo: a block ``[aligned_hidden, aligned_head]`` a head, or flat rows."""
+    """Slot of Wo: ``[aligned_hidden, aligned_head]`` a head, or flat rows."""
     if not flat:
         return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
     return plain(g.hidden, g.heads * g.head, stored_rows=g.aligned_hidden, stored_cols=g.heads * g.aligned_head)
