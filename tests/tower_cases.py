@@ -154,6 +154,7 @@ _TOKENS = {
     "voxtral": {"audio_token_id": "[AUDIO]"},
     "audioflamingo3": {"audio_token_id": "<sound>"},
     "internvl": {"image_token_id": "<IMG_CONTEXT>"},
+    "janus": {"image_token_id": "<image_placeholder>"},
     "paddleocr_vl": {
         "image_token_id": "<|IMAGE_PLACEHOLDER|>",
         "video_token_id": "<|VIDEO_PLACEHOLDER|>",
