@@ -17,6 +17,7 @@ from models import Model
 from quantized_models import MODELS
 
 import ckconv as library
+from ckconv.formats.bump import planners
 from ckconv.formats.bump.ages import table_of_mixes
 
 FLAG = re.compile(r"(?:--(?:decode|quantize) '?[^' ]+'?|--dequantize|--engine \w+)")
@@ -120,6 +121,21 @@ def test_a_gemma3_needs_all_logits_in_april_whatever_its_head_is(tmp_path: Path,
     made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "april")
     assert made.code == 0, made.err
     assert "the output head is Q8_0: the engine of April 2026 is built with --logits-layout full" in made.out
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "said"),
+    [("nemotron_h-q8_0", (), "1 GB"), ("nemotron_h-q8_0", ("--context", 4096), ""), ("qwen35-q5_k", (), "")],
+)
+def test_a_context_that_takes_much_memory_is_noted(
+    name: str, context: tuple[object, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv
+) -> None:
+    """Keys and values of 4 layers, 1 head of 32, as FP32, for 1,048,576 positions: ``build_activation_specs``."""
+    monkeypatch.setattr(planners, "_MUCH", 1 << 29)
+    source = MODELS[name].write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july", *context)
+    note = f"the engine reserves at least {said} for the 1,048,576 positions that the file names: --context N"
+    assert (made.code, note in made.out, "reserves" in made.out) == (0, bool(said), bool(said)), made.out
 
 
 def test_gate_and_up_that_are_asked_to_be_of_two_types_say_which(tmp_path: Path, ckconv) -> None:

@@ -660,8 +660,12 @@ def huggingface_config(
 def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: ModelConfig) -> None:
     """Check that every stated parameter is in the model."""
     source, scope = ConfigSource(own), made.scope
+    read = {cell.key for row in family.parameters.values() if row.value is None for cell in row.key_cells("hf")}
     for name, row in family.parameters.items():
         cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]
+        cells = [
+            cell for cell in cells if row.value is None or cell.key not in read
+        ]  # another row's, which is compared
         said = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
         ruled = name == "layer_types" or (name == "window" and "layer_types" in family.parameters)
         ruled = ruled or (name == "rope_theta" and family.document.rope.alpha)

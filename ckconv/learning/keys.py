@@ -419,10 +419,20 @@ class Keys:
                 self._given.add(name)
                 self.parameters[name] = {**self._own(name), "hf": [_primary(mine[0])]}
                 return True
+            if mine and name not in self._given and (rule := self._of_every_layer(key)):
+                self._given.add(name)
+                self._follows(name, key, rule)
+                return True
         return False
 
     def returned(self, key: str, value: Any) -> bool:
         """Write a key of config.json as found, not as the base makes it."""
+        rows = self._base.parameters.items()
+        made = next((n for n, row in rows if row.value and any(cell.key == key for cell in row.key_cells("hf"))), "")
+        if made and made not in self._given and all(value == pair.document.get(key) for pair in self._pairs):
+            self._given.add(made)
+            self.parameters[made] = {"value": _text(value), "hf": [key]}
+            return True
         name = next((name for name in self._base.parameters if self._reads(name, key)), "")
         if name and name not in self._given:
             self._given.add(name)

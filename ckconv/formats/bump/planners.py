@@ -239,6 +239,10 @@ class Remedies:
 
 _K_QUANT_BLOCK = 256
 
+#: Bytes for keys, values and logits that are worth a note: what build_activation_specs (build_ir_v8.py) reserves of any
+#: context, for every layer and as FP32.
+_MUCH = 4 << 30
+
 #: A configuration's context may make at most so many bytes of zeros: some megabytes, or a few times the model.
 _POSITIONS_FLOOR = 64 << 20
 _POSITIONS_SHARE = 4
@@ -576,6 +580,13 @@ class Bump5Planner(BumpPlanner):
             whose = "" if head is F32 else f" of {' and of '.join(full)}"
             word = "FP32" if head is F32 else head.name
             self.notes.append(f"the output head is {word}: the engine{whose} is built with --logits-layout full")
+        g = self.geometry
+        row = 2 * g.num_layers * g.kv_heads * g.head + (g.vocab if full or head is F32 else 0)
+        if (reserved := row * g.context * F32.size) > _MUCH:
+            self.notes.append(
+                f"the engine reserves at least {reserved / 1e9:,.0f} GB for the {g.context:,} positions that the file "
+                "names: --context N, or --context-len N of its runner, makes them fewer"
+            )
         if self.version == 4:
             self.notes.append(FOR_V7_AND_V8)
         if self._template is None:
