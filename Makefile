@@ -17,7 +17,7 @@ types:
 test:
 	$(PYTHON) -m pytest -n $(JOBS)
 
-# The same with what a system without calls of POSIX, as Windows is one, is left with (ckconv/portable.py).
+# The same with what a system without calls of POSIX, as Windows is one, is left with (ckconv/system/portable.py).
 portable:
 	CKCONV_PORTABLE=1 $(PYTHON) -m pytest -n $(JOBS)
 

@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from ckconv.comparison.compare import Comparison as Comparison
     from ckconv.comparison.verify import Verified as Verified
     from ckconv.conversion.run import Report as Report
+    from ckconv.core.options import Options as Options
     from ckconv.errors import CkconvError as CkconvError
     from ckconv.formats.model import Model as Model, ModelTensor as ModelTensor
-    from ckconv.options import Options as Options
 
 _HOMES = {
     "CkconvError": "ckconv.errors",
     "Comparison": "ckconv.comparison.compare",
     "Model": "ckconv.formats.model",
     "ModelTensor": "ckconv.formats.model",
-    "Options": "ckconv.options",
+    "Options": "ckconv.core.options",
     "Report": "ckconv.conversion.run",
     "Verified": "ckconv.comparison.verify",
     "batch": "ckconv.api",

@@ -54,7 +54,7 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up
         status = 130
-    from ckconv.signals import ignore
+    from ckconv.system.signals import ignore
 
     try:
         sys.stdout.flush()

@@ -25,6 +25,7 @@ from ckconv.conversion.run import Report, make_folder, run, uploading
 from ckconv.conversion.sidefiles import check_in_place, late_files
 from ckconv.conversion.write import Losses, Watcher, bytes_of, watching
 from ckconv.core.late import NamedTuple, NDArray, np
+from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
@@ -54,7 +55,6 @@ from ckconv.formats.detect import open_index
 from ckconv.formats.model import Model, check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io import as_path, tiles
 from ckconv.io.files import Files, head_is_embedding, readable
-from ckconv.options import OPTIONS, Options, Takes
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import check_values
 from ckconv.plan.steps import Late, Plan, Step

@@ -147,9 +147,9 @@ def attempt(folder: Path, files: Files) -> tuple[str, str]:
 def _describe(folder: Path, files: Files) -> None:
     from ckconv.cli.describe import describe
     from ckconv.conversion.planning import make_plan
+    from ckconv.core.options import Options
     from ckconv.formats.detect import open_index
     from ckconv.formats.safetensors.files import read_checkpoint_files
-    from ckconv.options import Options
 
     main_file = next(iter(files))
     weights = [name for name in files if name.endswith((".gguf", ".bump", ".safetensors"))]

@@ -33,8 +33,8 @@ from hypothesis import HealthCheck, settings
 
 import ckconv as package
 from ckconv.__main__ import GARBAGE_THRESHOLD, run
-from ckconv.signals import ENDING
 from ckconv.system import MOVES_OPEN, TELLS_CACHED
+from ckconv.system.signals import ENDING
 
 #: Nothing may be skipped: the programs that models are made for are there.
 REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from ckconv.cli import main
-from ckconv.options import OPTIONS
+from ckconv.core.options import OPTIONS
 
 #: Commands that are run one after the other, until one is not refused.
 DEPTH = 5

@@ -24,9 +24,9 @@ from hints import Misleading, Refusal, Unknown
 import ckconv.api
 from ckconv.__main__ import run
 from ckconv.cli import main
+from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.errors import CkconvError
-from ckconv.options import OPTIONS, Options, Takes
-from ckconv.signals import ENDING
+from ckconv.system.signals import ENDING
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import FIXTURES
 
 from ckconv.api import convert
+from ckconv.core.options import Options
 from ckconv.errors import UsageError
-from ckconv.options import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 ADAPTER = FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf"

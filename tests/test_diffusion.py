@@ -21,8 +21,8 @@ from safetensors.numpy import load_file, save_file
 from safetensors_builder import tensors_of
 
 from ckconv.api import convert, diff, open_model, verify
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, UsageError
-from ckconv.options import Options
 from ckconv.plan.quantizing import Matrix, Picture, pictured
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -17,7 +17,7 @@ import pytest
 import ckconv as library
 from ckconv import errors
 from ckconv.cli import VERBS, main
-from ckconv.options import OPTIONS
+from ckconv.core.options import OPTIONS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -25,8 +25,8 @@ import ckconv
 from ckconv.api import prepare
 from ckconv.conversion import cluster, pipeline, write as writing
 from ckconv.conversion.resume import fingerprint, requested
+from ckconv.core.options import Options
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
-from ckconv.options import Options
 from ckconv.system import MOVES_OPEN
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"

@@ -16,13 +16,13 @@ from ckconv.comparison.compare import diff, hash_index
 from ckconv.comparison.verify import verify_index
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.run import run
+from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import OutputError
 from ckconv.formats import detect
 from ckconv.formats.destination import destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.options import Options
 from ckconv.publish import staging
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

@@ -23,7 +23,7 @@ from hints_noted import base_of
 from safetensors.numpy import load_file, save_file
 
 from ckconv import api
-from ckconv.options import Options
+from ckconv.core.options import Options
 
 sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import golden

@@ -21,13 +21,13 @@ from test_quantize import WIDE, checkpoint
 
 import ckconv
 from ckconv.conversion import write
+from ckconv.core.options import Options
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import rows, stored
 from ckconv.io.files import Files
 from ckconv.io.tiles import BEHIND, SideBySide, at_once, made_at_once
-from ckconv.options import Options
 from ckconv.quant.convert import Conversion
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 
 resource = pytest.importorskip("resource")  # of POSIX
 

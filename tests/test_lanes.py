@@ -22,12 +22,12 @@ from test_quantize import WIDE, checkpoint
 
 import ckconv
 from ckconv.conversion import pipeline, write
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.io import digests
-from ckconv.options import Options
 from ckconv.publish import staging
-from ckconv.signals import interruptible
 from ckconv.system import ELSEWHERE
+from ckconv.system.signals import interruptible
 
 #: ``jobs`` -> lanes of an output of many files.
 ONE, THREE = 1, 3
@@ -331,7 +331,7 @@ def test_many_lanes_do_with_the_descriptors_of_one(tmp_path: Path) -> None:
     )
     assert len(source.files) > 100
     command = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
-    command += "import ckconv; from ckconv.options import Options;"
+    command += "import ckconv; from ckconv.core.options import Options;"
     command += (
         "ckconv.convert(sys.argv[1], sys.argv[2], to='safetensors', jobs=64, options=Options(max_shard_bytes=9_000))"
     )

@@ -20,6 +20,7 @@ from family_cases import Case, cases, checkpoint, without_null
 from safetensors.numpy import load_file, save_file
 
 import ckconv
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError
 from ckconv.families import catalog
 from ckconv.families.catalog import FAMILIES, Index
@@ -28,7 +29,6 @@ from ckconv.formats.detect import open_index
 from ckconv.learning.check import check
 from ckconv.learning.learn import learn
 from ckconv.learning.pair import Pair
-from ckconv.options import Options
 
 #: Family -> what it extends.
 SHIPPED = {

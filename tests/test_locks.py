@@ -16,7 +16,7 @@ import pytest
 
 from ckconv.errors import Interrupted, OutputError
 from ckconv.publish.files import LOCK, locked
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 
 
 def at_the_first_line_of(function: Callable[..., Any], then: Callable[[], None]) -> Callable[..., None]:

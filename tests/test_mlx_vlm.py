@@ -20,7 +20,7 @@ from test_towers_back import arrays, pictured, seen
 from tower_cases import MLX_VLM, recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, convert_tower, diff, verify
-from ckconv.options import Options
+from ckconv.core.options import Options
 
 MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors"]
 

@@ -107,7 +107,7 @@ def test_mlx_vlm_computes_with_the_adapter_what_it_computes_with_it_merged(name:
     lora = adapter(name, tmp_path / "lora")
     convert(source, f"{tmp_path}/merged/", to="mlx", adapters=[(lora, 1.0)])
     convert(source, f"{tmp_path}/plain/", to="mlx")
-    from ckconv.options import Options
+    from ckconv.core.options import Options
 
     convert(lora, f"{tmp_path}/out/", to="mlx", options=Options(base=tmp_path / "plain"))
     inputs = {key: mx.array(value.numpy()) for key, value in pictured(source).items()}

@@ -14,8 +14,8 @@ from test_towers_back import arrays
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, convert_tower, diff
+from ckconv.core.options import Options
 from ckconv.errors import InputError
-from ckconv.options import Options
 
 Ckconv = Callable[..., Result]
 

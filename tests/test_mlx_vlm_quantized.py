@@ -17,9 +17,9 @@ from test_towers_back import arrays
 from tower_cases import recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, verify
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError
 from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
-from ckconv.options import Options
 
 #: Sizes of the recorded models -> whole groups.
 SIZES = {12: 32, 24: 64, 40: 96, 48: 128}

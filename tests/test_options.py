@@ -15,9 +15,9 @@ from conftest import FIXTURES
 import ckconv
 from ckconv.cli import main
 from ckconv.cli.flags import options_of
+from ckconv.core.options import OPTIONS, Option, Options, Records, Takes, asked
 from ckconv.errors import UsageError
 from ckconv.formats.destination import destination, followable
-from ckconv.options import OPTIONS, Option, Options, Records, Takes, asked
 from ckconv.record.conversion import options_of as recorded_options
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -17,8 +17,8 @@ from outputs import descriptor, failing_at, names, no_links, one_file, refused, 
 
 from ckconv.errors import Interrupted, OutputError
 from ckconv.publish.files import Directory
-from ckconv.signals import interruptible
 from ckconv.system import allocates
+from ckconv.system.signals import interruptible
 
 resource = pytest.importorskip("resource")  # of POSIX
 
@@ -473,7 +473,7 @@ from pathlib import Path
 from ckconv.errors import Interrupted
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.publish.files import Directory
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 place = Path(sys.argv[1])
 data = bytes(range(256)) * 4096
 try:

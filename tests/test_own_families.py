@@ -18,10 +18,10 @@ from conftest import FIXTURES
 from safetensors.numpy import load_file
 
 import ckconv
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, UsageError
 from ckconv.families.catalog import FAMILIES, check_family, family_of_gguf, own_families
 from ckconv.families.merge import FOLDER, SECTIONS, files_of, merged, misformed, read_file
-from ckconv.options import Options
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
 MINE = OLMO2.replace('"olmo2"', '"mylmo"').replace("Olmo2For", "MylmoFor")

@@ -32,7 +32,7 @@ from safetensors import safe_open
 
 import ckconv
 from ckconv.core.layouts import DTYPES, F16, F32
-from ckconv.options import Options
+from ckconv.core.options import Options
 from ckconv.quant.affine import Affine, to_blocks, to_triple, unfit
 from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.packed import MAPS, Scheme, nearest, packed_type

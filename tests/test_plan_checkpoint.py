@@ -17,9 +17,9 @@ from models import Model
 from safetensors_builder import tensors_of
 
 from ckconv.api import convert, diff
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
 from ckconv.formats.detect import open_index
-from ckconv.options import Options
 
 #: GGUF -> the checkpoint that llama.cpp's converter made it of.
 ORIGINALS = [

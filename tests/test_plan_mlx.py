@@ -21,9 +21,9 @@ from safetensors_builder import tensors_of
 from test_plan_checkpoint import config_of, reasons, to_hf
 
 from ckconv.api import convert, diff
+from ckconv.core.options import Options
 from ckconv.errors import UnsupportedError
 from ckconv.formats.gguf.read import read_gguf
-from ckconv.options import Options
 
 LOGITS: dict[str, dict[str, list[float]]] = json.loads((FIXTURES / "logits" / "logits.json").read_text())
 

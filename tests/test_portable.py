@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckconv import portable
+from ckconv.system import portable
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "fixtures/gguf/llama-tied-bf16.auto.gguf"

@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckconv.conversion.planning import make_plan
+from ckconv.core.options import Options
 from ckconv.core.tensors import parse
 from ckconv.formats.detect import open_index
-from ckconv.options import Options
 from ckconv.plan import planner
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}

@@ -15,12 +15,12 @@ from types import FrameType
 import pytest
 from conftest import FIXTURES
 
-from ckconv import convert, signals
+from ckconv import convert
 from ckconv.errors import Interrupted
 from ckconv.publish.files import locked, side_file
 from ckconv.publish.staging import Outputs, Room, Small
-from ckconv.signals import blocking, check, declare, interruptible, noted
-from ckconv.system import ENDING
+from ckconv.system import ENDING, signals
+from ckconv.system.signals import blocking, check, declare, interruptible, noted
 
 
 def send(number: int) -> None:

@@ -16,9 +16,9 @@ from models import Model
 import ckconv
 from ckconv.comparison.compare import diff
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType
+from ckconv.core.options import Options
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
-from ckconv.options import Options
 from ckconv.quant.affine import Repacked
 from ckconv.quant.mlx import Triple, decode, triple_type
 from ckconv.quant.repack import triple_for, way_between

@@ -11,8 +11,8 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.conversion import write
+from ckconv.core.options import Options
 from ckconv.errors import VerifyError
-from ckconv.options import Options
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bump 5": ("gguf/qwen3-tied-bf16.auto.gguf", "m.bump", {}),

@@ -12,9 +12,9 @@ from test_quantize import EXPERTS, WIDE, checkpoint, save_imatrix, sums_of
 
 import ckconv
 from ckconv.conversion import write
+from ckconv.core.options import Options
 from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
-from ckconv.options import Options
 from ckconv.plan import quantizing
 from ckconv.quant import convert, mlx
 from ckconv.verification.tensors import QUANTIZED_TWICE

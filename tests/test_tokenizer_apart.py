@@ -15,7 +15,7 @@ from checkpoints import Decoder, save
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.options import Options
+from ckconv.core.options import Options
 from ckconv.tokenizer.checkpoint import of_tekken
 from ckconv.tokenizer.vocabulary import LeftOut
 

@@ -19,10 +19,10 @@ from safetensors import deserialize
 from tower_cases import recordings, with_tokens
 
 from ckconv.api import convert, convert_tower, diff, verify
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError
 from ckconv.families.names import is_beside_text
 from ckconv.families.towers import tower_of_document
-from ckconv.options import Options
 
 RECORDED = recordings()
 

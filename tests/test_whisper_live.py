@@ -16,7 +16,7 @@ import pytest
 from whisper_cases import BLOCKS, in_blocks, save
 
 from ckconv.api import convert
-from ckconv.options import Options
+from ckconv.core.options import Options
 
 LIBRARY = os.environ.get("WHISPER_CPP_LIBRARY", "")
 

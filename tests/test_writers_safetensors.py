@@ -11,9 +11,9 @@ from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
 from ckconv.api import convert
+from ckconv.core.options import Options
 from ckconv.formats.safetensors.container import encode_header
 from ckconv.formats.safetensors.write import natural
-from ckconv.options import Options
 
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 HF = FIXTURES / "hf" / "llama-tied-bf16"

@@ -30,6 +30,7 @@ from ckconv.adapters.model import (
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
+from ckconv.core.options import Options
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,
@@ -50,7 +51,6 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted, shown
 from ckconv.families.catalog import rows_of_head
 from ckconv.io.files import Files, head_is_embedding
-from ckconv.options import Options
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Piece, Plan, Run

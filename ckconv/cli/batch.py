@@ -27,16 +27,16 @@ from ckconv.cli.flags import (
 )
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
 from ckconv.core import __version__
+from ckconv.core.options import OPTIONS, Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, UsageError, shown, unreadable
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
-from ckconv.options import OPTIONS, Options
 from ckconv.plan.steps import Written
 from ckconv.publish.files import followed
-from ckconv.signals import check, declare, interruptible
+from ckconv.system.signals import check, declare, interruptible
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -39,16 +39,16 @@ from ckconv.cli.settings import (
     told_elsewhere,
 )
 from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.options import Options, asked
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import ON_STDOUT, Destination, named_by_directory, without_say_beside
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files
-from ckconv.options import Options, asked
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import SideFile
-from ckconv.signals import interruptible, noted
+from ckconv.system.signals import interruptible, noted
 
 if TYPE_CHECKING:
     from ckconv.conversion.run import Report

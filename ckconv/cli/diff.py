@@ -14,7 +14,7 @@ from ckconv.cli.render import ProgressLine, print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
 from ckconv.comparison.compare import Comparison, Difference, diff, require_comparable
 from ckconv.errors import counted, shown
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "

@@ -11,7 +11,7 @@ import click
 from ckconv.cli import flags, render
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
 from ckconv.errors import OutputError, UsageError, shown
-from ckconv.signals import interruptible, noted
+from ckconv.system.signals import interruptible, noted
 
 
 @click.command("edit", context_settings=CONTEXT)

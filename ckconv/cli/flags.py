@@ -14,11 +14,11 @@ import click
 
 from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.core.late import NamedTuple
+from ckconv.core.options import OPTIONS, Option, Options, Takes
 from ckconv.errors import InputError, UsageError, nearest, quoted
 from ckconv.formats import ALIASES, names
 from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
-from ckconv.options import OPTIONS, Option, Options, Takes
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_o
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.io import as_path, files
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 from ckconv.tokenizer.source import abilities_of, equal_tokens_of, ids_beyond, render, special_texts, templates_of
 
 

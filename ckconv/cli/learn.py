@@ -75,7 +75,7 @@ def command(
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
     from ckconv.publish.files import check_target, followed, write_whole
-    from ckconv.signals import interruptible
+    from ckconv.system.signals import interruptible
 
     settings = settings_of(context)
     if len(models) % 2:

@@ -33,10 +33,10 @@ from ckconv.cli.settings import (
     told_elsewhere,
 )
 from ckconv.comparison.verify import Beside, Rebuilt, rebuild
+from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
-from ckconv.options import Options
-from ckconv.signals import interruptible
+from ckconv.system.signals import interruptible
 
 if TYPE_CHECKING:
     from ckconv.formats.destination import Destination

@@ -24,6 +24,7 @@ from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.late import Floats, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key
+from ckconv.core.options import Options
 from ckconv.core.tensors import (
     HEAD,
     PREFIX,
@@ -49,7 +50,6 @@ from ckconv.formats.gguf.keys import gives_embeddings, types_of
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, SINGLE_NAME
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.options import Options
 from ckconv.quant.convert import Conversion, convertible, decodable, decode, shifted, way_between
 from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.verification.content import (

@@ -22,6 +22,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
+from ckconv.core.options import Options, asked
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
     CkconvError,
@@ -43,7 +44,6 @@ from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, readable
 from ckconv.io.json import parse_object, read_document
-from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
 from ckconv.publish.files import holds, opened_regular, pieces_of, there
 from ckconv.record import CONVERSION_NAME, record_path

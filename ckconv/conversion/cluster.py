@@ -23,8 +23,8 @@ from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
 from ckconv.families.catalog import own_families
 from ckconv.io.tiles import at_once
 from ckconv.plan.steps import Container, Plan
-from ckconv.signals import check, ignore
 from ckconv.system import deaf_children
+from ckconv.system.signals import check, ignore
 
 W = TypeVar("W")
 R = TypeVar("R")

@@ -33,8 +33,8 @@ from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, any_slow, at_once, made_at_once, threads
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import close_unwritten, close_written
-from ckconv.signals import check
 from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS, share_heap
+from ckconv.system.signals import check
 from ckconv.verification.tensors import Compared
 
 #: The number of files that are written at once at most.

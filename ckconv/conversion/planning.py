@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.metadata import CONFIG_NAME, document_of
+from ckconv.core.options import Options
 from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families import canonical, catalog, expressions
@@ -23,7 +24,6 @@ from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats import Format, Output, adapter_outputs, detect, format_of, load, tower_format
 from ckconv.io import as_path
 from ckconv.io.files import Unwritten
-from ckconv.options import Options
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step

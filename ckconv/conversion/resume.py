@@ -22,18 +22,18 @@ from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.write import Losses, Watcher, holes, write_frames
 from ckconv.core import __version__, tensors
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.catalog import is_name, own_files
 from ckconv.formats import destination, detect, locate, model
 from ckconv.io import address_of, as_path, digests
 from ckconv.io.files import Files, readable
-from ckconv.options import Options
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import Directory, close_unwritten, failing, locked, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
 from ckconv.publish.staging import Outputs
-from ckconv.signals import check, declare
 from ckconv.system import NO_LOCKS, allocate, read_at, try_lock, write_at
+from ckconv.system.signals import check, declare
 from ckconv.verification.tensors import Compared
 
 #: Seconds between two looks at what others have done.

@@ -51,8 +51,8 @@ from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Wr
 from ckconv.publish.files import check_parent, check_place, failing, growing, opened_regular
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.quant.convert import GGML_TYPES, Action, Error, quantizer_of
-from ckconv.signals import blocking, check, noted
 from ckconv.system import peak_memory, sync, write_at
+from ckconv.system.signals import blocking, check, noted
 from ckconv.verification.content import check_documents
 from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared, Soundness

@@ -20,6 +20,7 @@ from typing import Any
 from ckconv.conversion.write import NO_DIGEST
 from ckconv.core import __version__, tensors
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
+from ckconv.core.options import Records, asked
 from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
@@ -27,7 +28,6 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import open_source, readable
-from ckconv.options import Records, asked
 from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, check_target, digest_of, failing, followed, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small

@@ -34,8 +34,8 @@ from ckconv.io.tiles import SideBySide, Tiles, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.publish.files import SideFile, growing as opening, pieces_of
 from ckconv.quant.convert import Action, Conversion
-from ckconv.signals import blocking, check
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some
+from ckconv.system.signals import blocking, check
 from ckconv.verification.tensors import Compared, TensorComparison, within
 
 if TYPE_CHECKING:

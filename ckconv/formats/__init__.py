@@ -15,7 +15,7 @@ from ckconv.core.tensors import Tensor
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 
 if TYPE_CHECKING:
-    from ckconv.options import Options
+    from ckconv.core.options import Options
 
 #: Module and name in it: imported when there is something for it to do.
 Place = tuple[str, str]
@@ -48,7 +48,7 @@ class Output(NamedTuple):
         planner: a :class:`ckconv.plan.planner.Planner`.
         version: 0 where the format has none.
         adapter: it holds adapters, and no models.
-        options: those that have a say in it, of the ones that are ``limited`` in :mod:`ckconv.options`.
+        options: those that have a say in it, of the ones that are ``limited`` in :mod:`ckconv.core.options`.
         blocks: names of the block types that it holds without decoding one.
         needs_config: it holds no model whose hyper-parameters are not known.
         judged: `inspect` says of every model whether it can become this.

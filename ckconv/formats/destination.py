@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, Kind
+from ckconv.core.options import OPTIONS, Chosen, Options, asked
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families import catalog, parameters
@@ -17,7 +18,6 @@ from ckconv.families.names import beside_text, names_of
 from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import ALIASES, FORMATS, Format, Place, format_of, load, model_outputs, named
 from ckconv.formats.safetensors import container, files
-from ckconv.options import OPTIONS, Chosen, Options, asked
 from ckconv.plan import quantizing, steps
 
 # Where an output goes, and what its name says about its format.

@@ -11,8 +11,8 @@ from ckconv.core.tensors import Extent
 from ckconv.errors import unreadable
 from ckconv.io.tiles import threads
 from ckconv.publish.files import opened_regular
-from ckconv.signals import check
 from ckconv.system import read_into
+from ckconv.system.signals import check
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.

@@ -14,8 +14,8 @@ from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, card_of_keys, card_of
 from ckconv.core.tensors import Extent, Identity, MetadataKind, Tensor, TensorIndex, cut, identity
 from ckconv.errors import CkconvError, InputError, OutputError, unreadable
 from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
-from ckconv.signals import State, check
 from ckconv.system import MAX_OPEN, read_at, read_into, reads_in_order, reads_soon, reads_what_is_cached
+from ckconv.system.signals import State, check
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

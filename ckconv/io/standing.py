@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 from ckconv.core.tensors import Extent
 from ckconv.errors import ADDRESSES, InputError, OutputError, UnsupportedError, UsageError, code_of, shown
 from ckconv.io.files import ByteSource, FileSource, open_source
-from ckconv.signals import blocking, check
 from ckconv.system import ELSEWHERE
+from ckconv.system.signals import blocking, check
 
 # -- Standard input as a temporary file --------------------------------------------------------------------------------
 # A pipe is read once, and a model in any order and more than once.

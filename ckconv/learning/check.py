@@ -16,6 +16,7 @@ from ckconv.conversion import planning, write
 from ckconv.core.config import FIELD_OF
 from ckconv.core.layouts import F32, DType
 from ckconv.core.metadata import as_read, document_of
+from ckconv.core.options import Options
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import CkconvError
 from ckconv.families.catalog import FAMILIES, own_families
@@ -25,7 +26,6 @@ from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
 from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, squeezed, value_of
-from ckconv.options import Options
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, quantize
 from ckconv.verification.content import parameter_differences

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckconv.core import __version__, metadata, tensors
+from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package, nearest
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY, NONE
@@ -32,7 +33,6 @@ from ckconv.learning.check import Checked, check, check_names, keys_of_mlx
 from ckconv.learning.keys import Keys, Question
 from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair, Traced, Tracer
 from ckconv.learning.rows import Rows, cells, opened_directory, prefix_of, ranked, same_values
-from ckconv.options import Options
 from ckconv.quant.convert import decodable
 
 # -- Logits of a pair and of a model of other sizes, by two engines ----------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
+from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families import catalog, huggingface_classes
@@ -32,7 +33,6 @@ from ckconv.families.towers import (
     sinusoids_of,
     tower_of_document,
 )
-from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, crossed, no_sinusoids, zeros
 from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import Floats, NamedTuple, table_of
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
+from ckconv.core.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES
-from ckconv.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.quant.convert import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,

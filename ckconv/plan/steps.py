@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.late import Floats, NamedTuple, dataclass
 from ckconv.core.layouts import DType, Layout
+from ckconv.core.options import Options
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
-from ckconv.options import Options
 from ckconv.quant.convert import Action, Conversion, Errors, Run as Run, decodable
 
 if TYPE_CHECKING:

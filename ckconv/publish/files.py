@@ -16,7 +16,6 @@ from pathlib import Path
 from ckconv.core.late import dataclass
 from ckconv.core.tensors import Identity, identity
 from ckconv.errors import CkconvError, InputError, OutputError, VerifyError, code_of, quoted, shown, unreadable
-from ckconv.signals import check, noted
 from ckconv.system import (
     CLOEXEC,
     DIRECTORY,
@@ -35,6 +34,7 @@ from ckconv.system import (
     try_lock,
     write_at,
 )
+from ckconv.system.signals import check, noted
 
 # -- Regular files, side files, checks of their places, system errors --------------------------------------------------
 

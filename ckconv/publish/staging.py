@@ -52,8 +52,8 @@ from ckconv.publish.journal import (
     undo,
     within,
 )
-from ckconv.signals import LATE, LEFT, OLDER, check, declare, noted
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
+from ckconv.system.signals import LATE, LEFT, OLDER, check, declare, noted
 
 
 class Room(NamedTuple):
@@ -252,7 +252,7 @@ class Outputs:
     mode bits to its successor. One file is replaced in one step; of several, the old ones are taken away before the
     first new one is named, and come back if one fails. No name that an output has is written through a link: only
     ``directory`` and ``typed`` may be links, with ``force``. From entering to leaving, signals are noted:
-    :func:`ckconv.signals.check` raises them.
+    :func:`ckconv.system.signals.check` raises them.
 
     Attributes:
         fds: large target, as it was given -> descriptor.

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.late import NamedTuple
+from ckconv.core.options import OPTIONS, Options, Records, Takes
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid
 from ckconv.io.json import Document, parse_object, read_document
-from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.quantizing import check_values
 from ckconv.publish.files import there
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUFFIX, SUMS_SUFFIX, named_after

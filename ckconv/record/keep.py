@@ -12,13 +12,13 @@ from pathlib import Path
 
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.metadata import beside as side_files_of
+from ckconv.core.options import Options, Records, asked
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, and_more, quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces, head_is_embedding
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.options import Options, Records, asked
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant import mlx, repack
 from ckconv.quant.convert import Action, Conversion

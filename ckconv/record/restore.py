@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.core.layouts import DTYPES, plain
+from ckconv.core.options import Options, asked
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.values import ShardName, parse_shard_name
 from ckconv.formats.huggingface.read import with_tower
 from ckconv.formats.safetensors import container, write
-from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record import record_path

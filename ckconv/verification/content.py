@@ -19,6 +19,7 @@ from unicodedata import normalize
 from ckconv.core.config import CONFIG_KEYS, config_differences, worded_fields
 from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, text_key
+from ckconv.core.options import Options
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower, stored_value
 from ckconv.errors import quoted
 from ckconv.families import schema, towers
@@ -30,7 +31,6 @@ from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source, own_texts
 from ckconv.io.json import Document, parse_object
-from ckconv.options import Options
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
 NEEDED = Path(__file__).with_name("needed.toml")

@@ -17,6 +17,7 @@ from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
+from ckconv.core.options import Options
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
@@ -38,7 +39,6 @@ from ckconv.families.parameters import scope_of
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family
-from ckconv.options import Options
 from ckconv.verification.content import (
     Fact,
     engine_row,

@@ -19,6 +19,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF
 from ckconv.core.late import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of
+from ckconv.core.options import Options
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
@@ -29,7 +30,6 @@ from ckconv.families.schema import MLX_VLM
 from ckconv.families.towers import tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
-from ckconv.options import Options
 from ckconv.verification.content import (
     FILE_TYPE,
     Fact,

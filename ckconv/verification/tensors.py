@@ -18,6 +18,7 @@ from pathlib import Path
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import EXPONENTIALS, F32, plain
+from ckconv.core.options import Options
 from ckconv.core.tensors import (
     PREFIX,
     ROPE_FREQUENCIES,
@@ -42,7 +43,6 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
-from ckconv.options import Options
 from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.verification.content import engine_row, is_named

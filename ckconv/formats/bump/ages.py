@@ -10,6 +10,7 @@ from typing import Any
 
 from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.options import Options
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
@@ -18,7 +19,6 @@ from ckconv.families.merge import FOLDER, Fields, listed, texts
 from ckconv.families.schema import Condition, Family, condition
 from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
 from ckconv.io.json import Document, read_object
-from ckconv.options import Options
 from ckconv.plan.steps import Reason
 
 # -- Ages of C-Kernel-Engine: which files each computes right, as TOML -------------------------------------------------

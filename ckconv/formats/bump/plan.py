@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind, without_sections
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families import catalog
@@ -25,7 +26,6 @@ from ckconv.formats.bump.slots import (
     table_entries,
     unusual,
 )
-from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, no_epsilon, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantizing import Matrix, Placed, Quantized

@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import Any, Protocol
 
 from ckconv.core.layouts import DTYPES, F32, DType
+from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families import catalog, parameters, sizes
@@ -43,7 +44,6 @@ from ckconv.formats.bump.slots import (
     slots_of,
     with_optional,
 )
-from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan, Reason, decode
 from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_of, texts_of, tokenizer_of

@@ -21,6 +21,7 @@ from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.layouts import F32, DType
+from ckconv.core.options import Options
 from ckconv.core.tensors import EMBEDDING, HEAD, Dropped, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
@@ -32,7 +33,6 @@ from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.sidefiles import document_beside, model_config
 from ckconv.io.files import ByteSource, open_source
 from ckconv.io.json import shown
-from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Container, Frame, Plan, Step
 

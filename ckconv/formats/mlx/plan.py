@@ -15,6 +15,7 @@ from ckconv.core.config import ModelConfig, same_factors_always, scaled, without
 from ckconv.core.late import table_of
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
+from ckconv.core.options import Options
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families import catalog, keys, parameters, towers
@@ -23,7 +24,6 @@ from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, Checkpoi
 from ckconv.formats.safetensors.config_json import complete, strict
 from ckconv.formats.safetensors.files import MODULES, PLAIN, modules_of
 from ckconv.formats.safetensors.write import Entry
-from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed

@@ -15,6 +15,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_of_card
+from ckconv.core.options import Options
 from ckconv.core.tensors import (
     EMBEDDING,
     GATE_UP,
@@ -81,7 +82,6 @@ from ckconv.formats.safetensors.write import (
     tokenizer_plan,
 )
 from ckconv.io.files import card_of, own_texts
-from ckconv.options import Options
 from ckconv.plan.planner import (
     ORIGINAL,
     Planner,

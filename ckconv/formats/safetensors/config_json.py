@@ -15,6 +15,7 @@ from ckconv.core import metadata
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES
+from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
 from ckconv.families import catalog
@@ -34,7 +35,6 @@ from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope
 from ckconv.families.schema import MLX_LM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.io.files import Files, open_source
 from ckconv.io.rows import RowReader
-from ckconv.options import Options
 from ckconv.plan.planner import engine_of
 from ckconv.plan.steps import Reason
 from ckconv.quant.codec import to_float32

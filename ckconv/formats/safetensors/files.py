@@ -14,6 +14,7 @@ from typing import Any
 
 from ckconv.core import metadata
 from ckconv.core.late import NamedTuple
+from ckconv.core.options import PACKED
 from ckconv.core.tensors import StoredTensor, TensorIndex, chained
 from ckconv.errors import (
     Faults,
@@ -46,7 +47,6 @@ from ckconv.formats.safetensors.container import (
     shard_name,
 )
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object
-from ckconv.options import PACKED
 from ckconv.plan.steps import Along, Piece, Plan
 from ckconv.publish.files import SPECIAL
 

@@ -1,4 +1,4 @@
-"""Calls that only some systems have; :mod:`ckconv.portable` does the rest."""
+"""Calls that only some systems have; :mod:`.portable` does the rest."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ if TYPE_CHECKING or _has("pread", "preadv", "pwrite"):
         return os.pwrite(fd, content, offset)
 
 else:
-    from ckconv.portable import read_at as _read_at, read_into as _read_into, write_some
+    from ckconv.system.portable import read_at as _read_at, read_into as _read_into, write_some
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
@@ -218,7 +218,7 @@ if TYPE_CHECKING or _has("statvfs"):
         return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 else:
-    from ckconv.portable import free_space
+    from ckconv.system.portable import free_space
 
 
 # Limits
@@ -382,7 +382,7 @@ if TYPE_CHECKING or MOVES_OPEN:
         poll.poll()
 
 else:
-    from ckconv.portable import become_directory, is_own, peak_memory, sync_directory, try_lock, wait_for_reader
+    from ckconv.system.portable import become_directory, is_own, peak_memory, sync_directory, try_lock, wait_for_reader
 
 
 def share_heap() -> None:
