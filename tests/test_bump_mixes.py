@@ -17,7 +17,6 @@ from models import Model
 from quantized_models import MODELS
 
 import ckconv as library
-from ckconv.formats.bump import planners
 from ckconv.formats.bump.ages import table_of_mixes
 
 FLAG = re.compile(r"(?:--(?:decode|quantize) '?[^' ]+'?|--dequantize|--engine \w+)")
@@ -124,18 +123,20 @@ def test_a_gemma3_needs_all_logits_in_april_whatever_its_head_is(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("name", "context", "said"),
-    [("nemotron_h-q8_0", (), "1 GB"), ("nemotron_h-q8_0", ("--context", 4096), ""), ("qwen35-q5_k", (), "")],
+    ("head", "context", "said"),
+    [("own", 1 << 26, 2 * 2 * 2 * 16 + 384), ("own", 4096, 0), ("q8_0", 1 << 26, 2 * 2 * 2 * 16), ("q8_0", 1 << 22, 0)],
 )
-def test_a_context_that_takes_much_memory_is_noted(
-    name: str, context: tuple[object, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv
-) -> None:
-    """Keys and values of 4 layers, 1 head of 32, as FP32, for 1,048,576 positions: ``build_activation_specs``."""
-    monkeypatch.setattr(planners, "_MUCH", 1 << 29)
-    source = MODELS[name].write(tmp_path / "m.gguf")
-    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july", *context)
-    note = f"the engine reserves at least {said} for the 1,048,576 positions that the file names: --context N"
-    assert (made.code, note in made.out, "reserves" in made.out) == (0, bool(said), bool(said)), made.out
+def test_a_context_that_takes_much_memory_is_noted(head: str, context: int, said: int, tmp_path: Path, ckconv) -> None:
+    """Keys and values of 2 layers, 2 heads of 16, and with a head of floats the logits: ``build_activation_specs``."""
+    model = Model(
+        context=1 << 26, vocab=384, **({"head": head} if head == "own" else {"matrix": Q.Q8_0, "head": "own"})
+    )
+    source = model.write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--context", context)
+    note = (
+        f"the engine reserves at least {said * context * 4 / 1e9:,.0f} GB for the {context:,} positions that the file"
+    )
+    assert (made.code, note in made.out, "reserves" in made.out) == (0, bool(said), bool(said)), made.out + made.err
 
 
 def test_gate_and_up_that_are_asked_to_be_of_two_types_say_which(tmp_path: Path, ckconv) -> None:
