@@ -22,10 +22,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 W = Mapping[str, Array]
 
 
-def read(folder: Path) -> dict[str, Array]:
+def read(folder: Path, file: str = "model.safetensors") -> dict[str, Array]:
     """Every tensor as float64; BF16 is the upper half of a float32."""
     found = {}
-    for name, one in safetensors.deserialize((folder / "model.safetensors").read_bytes()):
+    for name, one in safetensors.deserialize((folder / file).read_bytes()):
         stored = np.frombuffer(one["data"], {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}[one["dtype"]])
         wide = (stored.astype("<u4") << 16).view("<f4") if one["dtype"] == "BF16" else stored
         found[name] = wide.reshape(one["shape"]).astype(np.float64)

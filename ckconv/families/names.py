@@ -351,7 +351,9 @@ def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> 
     layer = parse(canonical).layer
     if not (family.of_drafts and layer is not None and layer >= layers and canonical.startswith("layers.")):
         return called
-    rest = called.removeprefix(family.prefixes[HF][0][1].replace("{n}", str(layer)))
+    rest = called
+    for format in (HF, MLX):
+        rest = rest.removeprefix(family.prefixes.get(format, family.prefixes[HF])[0][1].replace("{n}", str(layer)))
     if "{n}" in family.of_drafts:
         return f"{family.of_drafts.replace('{n}', str(layer - layers))}{rest}"
     own = ".draft." in canonical

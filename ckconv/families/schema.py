@@ -166,7 +166,7 @@ class Engine(NamedTuple):
         at_top: of a tower: keys of the text model stand in the document itself.
         only: of a tower: table of the document -> the only keys that its class does not stop at.
         drafts: of llama.cpp: why its converter leaves out layers that predict further tokens, of a model whose GGUF may
-            have them.
+            have them; of a tower: the file in which mlx-vlm gets one such layer.
     """
 
     name: str

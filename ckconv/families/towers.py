@@ -24,9 +24,9 @@ from ckconv.families import catalog, expressions, sizes
 from ckconv.families.canonical import Canonical, Item, canonicalize
 from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, is_family
-from ckconv.families.names import HF, Names, names_of
+from ckconv.families.names import HF, MLX, Names, names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
-from ckconv.families.schema import MLX_LM, MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family, load
+from ckconv.families.schema import DRAFT_FORMATS, MLX_LM, MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family, load
 
 _TOWERS = FOLDER / "towers"
 
@@ -109,6 +109,16 @@ def comes_back(tower: str) -> bool:
     """Whether such a tower and its text model make a checkpoint."""
     row = tower_family(tower).engines.get(OF_CLASSES.row)
     return row is None or not row.absent or bool(row.written_as)
+
+
+def holds_drafts(format: str, config: ModelConfig | None, seeing: Family | None) -> bool:
+    """Whether a format has a place for layers that predict further tokens.
+
+    A directory of mlx-vlm has one for one layer, behind a text model with its tower.
+    """
+    row = seeing.engines.get(MLX_VLM.row) if seeing is not None and format == MLX else None
+    one = config is not None and config.own.get("extra_layers") == 1
+    return format in DRAFT_FORMATS or bool(row is not None and row.drafts and one)
 
 
 def reader_of(consumer: str, document: Mapping[str, Any]) -> str:

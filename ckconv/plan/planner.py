@@ -22,12 +22,13 @@ from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.keys import CONSUMERS, MLX_LM, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
-from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
+from ckconv.families.schema import DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, expected_layers, layers_of_nothing
 from ckconv.families.towers import (
     comes_back,
     diffuses,
     has_names_of_diffusers,
+    holds_drafts,
     is_of_diffusion,
     is_seen_by,
     sinusoids_of,
@@ -155,6 +156,8 @@ class Planner(ABC):
     #: What the target is called in a plan; its version, 0 where it has none.
     format: str
     version: int = 0
+    #: The tower that is written beside the text model.
+    seeing: Family | None = None
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.options, self.source = options, source
@@ -306,7 +309,7 @@ class Planner(ABC):
 
     def _without_drafts(self, index: TensorIndex) -> str:
         """Why layers that predict further tokens are left out, or empty."""
-        if self.format not in DRAFT_FORMATS:
+        if not holds_drafts(self.format, index.config, self.seeing):
             return "the target has no place for them"
         loader = OF_FORMAT.get(self.format) if self.format != index.format and index.config else None
         row = engine_of(catalog.FAMILIES[index.config.family], loader) if loader and index.config else None

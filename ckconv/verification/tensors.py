@@ -559,7 +559,9 @@ class TensorComparison:
         """Whether the output has a place for layers that predict further tokens."""
         another = self.source is not None and self.source.format != self.out.format
         row = engine_row(self.out) if another else None
-        return self.out.format in schema.DRAFT_FORMATS and not (row and row.drafts)
+        config = self.source.config if self.source is not None else None
+        seeing = towers.tower_family(self.out.tower.family) if self.out.tower is not None else None
+        return towers.holds_drafts(self.out.format, config, seeing) and not (row and row.drafts)
 
     def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's.

@@ -103,8 +103,10 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
     items: list[Item] = []
     taken: set[str] = set()
     documents = (config, config.get(text_key(config) or "")) if huggingface_family(config) else ()
-    said_sizes = (item for told in documents if isinstance(told, dict) for item in told.items())
-    widths = {size for key, size in said_sizes if key.endswith(_WIDTHS) and key != "vocab_size" and type(size) is int}
+    said = [it for told in documents if isinstance(told, dict) for it in told.items() if type(it[1]) is int]
+    widths = {size for key, size in said if key.endswith(_WIDTHS) and key != "vocab_size"}
+    of_heads = {size for key, size in said if key.endswith("head_dim")}
+    widths |= {count * size for key, count in said if key.endswith("_heads") for size in of_heads}
     for tensor in stored:
         module, _, kind = tensor.name.rpartition(".")
         if module not in modules or kind not in ("weight", "scales", "biases"):

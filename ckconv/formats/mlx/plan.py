@@ -19,7 +19,7 @@ from ckconv.core.options import Options
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families import catalog, keys, parameters, towers
-from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
+from ckconv.families.schema import DRAFTS, MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import complete, strict
 from ckconv.formats.safetensors.files import MODULES, PLAIN, modules_of
@@ -435,6 +435,11 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     loader = MLX_VLM
 
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        if self.family is not None and self.config is not None and self.config.own.get(DRAFTS):
+            self.drafts = self.family.of_drafts, self.seeing.engines[self.loader.row].drafts
+
     def _row(self, family: Family) -> Engine | None:
         """Row of the whole, which says the scalings of its text model."""
         return self.seeing.engines.get(self.loader.row)
@@ -487,7 +492,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     def text_name(self, name: str) -> str:
         """A text tensor's name within the class of both."""
-        return towers.name_within(self.seeing.engines.get(self.loader.row), name)
+        own = self.drafts[0] and name.startswith(self.drafts[0])
+        return name if own else towers.name_within(self.seeing.engines.get(self.loader.row), name)
 
     def encoded(self, whole: dict[str, Any], text: Mapping[str, Any], modules: Sequence[Module]) -> bytes:
         """Bytes of a document with every key, as mlx-vlm has other defaults."""

@@ -401,6 +401,7 @@ class CheckpointPlanner(Planner):
         always_index: a single file has an index, too.
         library: what a model card calls the library that loads it.
         within: ``model_type`` of the document around the text model's; empty where that stands alone.
+        drafts: beginning of names of layers that predict further tokens, and their file, where it is their own.
     """
 
     loader: Loader
@@ -409,6 +410,7 @@ class CheckpointPlanner(Planner):
     always_index: bool
     library: str
     within: str = ""
+    drafts: tuple[str, str] = ("", "")
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
@@ -707,6 +709,7 @@ class CheckpointPlanner(Planner):
             metadata,
             always_index=self.always_index and not o.file_name,
             behind=self.behind,
+            drafts=self.drafts,
         )
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
@@ -788,10 +791,11 @@ class WholePlanner(CheckpointPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         text, self._seen = parted(index)
-        super().__init__(text, options, source)
         assert index.tower is not None
-        self.whole, self._tower = index, tower_within(index.tower, text.config.family if text.config else "")
-        self.seeing = tower_family(self._tower.family)
+        self._tower = tower_within(index.tower, text.config.family if text.config else "")
+        self.seeing: Family = tower_family(self._tower.family)
+        super().__init__(text, options, source)
+        self.whole = index
         self.within = self.seeing.model_type
         self.written = write(self.seeing, self._tower.parameters, "hf")
         self._tokens: dict[str, int] = {}

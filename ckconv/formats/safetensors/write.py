@@ -381,6 +381,7 @@ def lay_out(
     *,
     always_index: bool,
     behind: Mapping[str, Module] | None = None,
+    drafts: tuple[str, str] = ("", ""),
 ) -> Shards:
     """Deal modules out to files by name, and put each file together.
 
@@ -389,14 +390,18 @@ def lay_out(
         limit: bytes of tensors in a file, unless one module has more; 0 for one file.
         always_index: a single file has an index too.
         behind: directory -> linear layer behind the model, which no index lists.
+        drafts: beginning of names of what stands in a file of its own, and which.
     """
+    apart: dict[str, Sequence[Module]] = {f"{at}/{SINGLE_NAME}": [module] for at, module in (behind or {}).items()}
+    if drafts[0]:
+        apart[drafts[1]] = [module for module in modules if module[0].name.startswith(drafts[0])]
+        modules = [module for module in modules if not module[0].name.startswith(drafts[0])]
     groups = _split(modules, limit)
     stem = file_name.removesuffix(SUFFIX)
     names = [file_name] if len(groups) == 1 else [shard_name(stem, n + 1, len(groups)) for n in range(len(groups))]
     indexed = always_index or len(groups) > 1
     files, headers = [], []
     weight_map: dict[str, str] = {}
-    apart = {f"{folder}/{SINGLE_NAME}": [module] for folder, module in (behind or {}).items()}
     for name, group in (*zip(names, groups, strict=True), *apart.items()):
         ordered = _ordered(tensors.chained(group))
         header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
@@ -404,7 +409,7 @@ def lay_out(
         for piece in ordered:
             places.append(place(at))
             at += piece.nbytes
-            if indexed and name not in apart:
+            if indexed and "/" not in name:
                 weight_map[piece.name] = name
         files.append(OutputFile(name, at, tensors.made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
