@@ -71,10 +71,12 @@ def test_they_stand_in_a_file_of_their_own_and_come_back(
     for of in ("source", "mlx"):
         convert(tmp_path / of, tmp_path / f"{of}.gguf")
 
-    stored = read(tmp_path / "mlx", DRAFTS).keys()
-    assert stored == {key for key in stored if key.startswith("mtp.")}
+    stored, before, after = read(tmp_path / "mlx", DRAFTS), read(source), read(tmp_path / "back")
+    assert [key for key in stored if not key.startswith("mtp.")] == []
     assert not [key for key in raw(tmp_path / "mlx") if "mtp." in key]
-    before, after = read(source), read(tmp_path / "back")
+    plain = {key for key in stored if ".switch_mlp." not in key}  # as Qwen3_5MTPDraftModel.sanitize makes them
+    assert plain == {key for key in before if key.startswith("mtp.") and ".experts." not in key}
+    assert [key for key in plain if not np.array_equal(stored[key], before[key] + (before[key].ndim == 1))] == []
     assert before.keys() == after.keys()
     assert [key for key in before if not np.array_equal(before[key], after[key])] == []
     assert json.loads((tmp_path / "back" / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 1
@@ -98,6 +100,19 @@ def test_two_files_become_the_directory(name: str, tmp_path: Path) -> None:
     assert one.keys() == other.keys()
     assert [key for key in one if not np.array_equal(one[key], other[key])] == []
     verify(tmp_path / "out", tmp_path / "text.gguf", mmproj=tmp_path / "mmproj.gguf")
+
+
+def test_a_source_record_gives_the_directory_back(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = with_tokens(drafting("qwen3_5-f16"), tmp_path / "source")
+    convert(source, f"{tmp_path}/mlx/", to="mlx")
+
+    two = (tmp_path / "x.gguf", tmp_path / "m.gguf")
+    done = ckconv("convert", tmp_path / "mlx", two[0], "--mmproj", two[1], "--source-record")
+    back = ckconv("convert", *two, f"{tmp_path}/back/", "--to", "mlx")
+
+    assert (done.code, back.code) == (0, 0), done.err + back.err
+    files = {path.name: path.read_bytes() for path in (tmp_path / "mlx").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
 
 
 @pytest.mark.parametrize("asked", ["affine:8:32", "mxfp4"])
