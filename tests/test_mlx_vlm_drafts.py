@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import save_file
 from conftest import Result
+from family_cases import cases, checkpoint
 from family_directions import differing, read_gguf
 from safetensors import deserialize
 from safetensors.numpy import load_file
@@ -187,3 +188,27 @@ def test_mlx_vlm_drafts_what_a_layer_of_transformers_computes(name: str, asked: 
     text_alone = {key: one for key, one in own.items() if ".visual." not in key}
     expected = drafted(case, text_alone, states, tmp_path / "layer")
     assert (kind, first, np.abs(rows - expected).max() < 1e-4) == ("mtp", expected[-1].argmax(), True)
+
+
+#: Text models whose layers mlx-vlm's drafters do not load as transformers 5 saves them -> what each stops at.
+STOPS = {
+    "qwen3_next": (ValueError, "mrope_section"),
+    "glm_moe_dsa": (ValueError, "parameters not in model"),
+    "glm4_moe_lite": (AttributeError, "no attribute 'Model'"),
+}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("family", STOPS)
+def test_what_mlx_vlm_stops_at_is_what_is_said_of_it(family: str, tmp_path: Path) -> None:
+    loading = pytest.importorskip("mlx_vlm.speculative.drafters")
+    case = next(case for case in cases(family) if case.name == "drafts")
+    folder = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    kind, said = STOPS[family]
+    document = json.loads((folder / "config.json").read_text())
+    released = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}  # which a class wants
+    (folder / "config.json").write_text(json.dumps(released | document))
+
+    with pytest.raises(kind, match=said):
+        loading.load_drafter(str(folder))
+    assert convert(folder, f"{tmp_path}/mlx/", to="mlx").plan.left_out
