@@ -212,3 +212,21 @@ def test_what_mlx_vlm_stops_at_is_what_is_said_of_it(family: str, tmp_path: Path
     with pytest.raises(kind, match=said):
         loading.load_drafter(str(folder))
     assert convert(folder, f"{tmp_path}/mlx/", to="mlx").plan.left_out
+
+
+@pytest.mark.live
+def test_mlx_vlm_loads_an_assistant_as_the_checkpoint_has_it(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    """Strictly; what is made for MLX is refused with that way out."""
+    loading, utils = pytest.importorskip("mlx_vlm.speculative.drafters"), pytest.importorskip("mlx.utils")
+    case = next(case for case in cases("gemma4_assistant") if case.name == "plain")
+    source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+    convert(source, tmp_path / "m.gguf")
+
+    for made_of in (source, tmp_path / "m.gguf"):
+        refused = ckconv("convert", made_of, f"{tmp_path}/mlx/", "--to", "mlx")
+        assert (refused.code, "as it is (--to hf)" in refused.err) == (4, True), refused.err
+        assert ckconv("convert", made_of, f"{tmp_path}/hf/", "--to", "hf", "--force").code == 0
+        draft, kind = loading.load_drafter(f"{tmp_path}/hf")
+        stored, loaded = read(tmp_path / "hf"), dict(utils.tree_flatten(draft.parameters()))
+        assert (kind, loaded.keys()) == ("mtp", stored.keys())
+        assert [key for key, one in loaded.items() if not np.array_equal(np.array(one), stored[key])] == []
