@@ -256,8 +256,6 @@ def recorded_paths(modules: Modules) -> dict[str, Any]:
 
 # -- Modules that an adapter changes, and where LoRA matrices lie ------------------------------------------------------
 
-# What an adapter changes: of which module, of which rows of a fused one.
-
 
 class Change(NamedTuple):
     """Change of one matrix of the base: its tensors by role."""

@@ -16,7 +16,6 @@ from rich.text import Text
 from ckconv.cli.describe import Description, LayerMap, Target, layer_map, marks, repeated
 from ckconv.cli.render import NARROWEST, container, count, printable, size
 from ckconv.cli.settings import Settings
-from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
 
 #: Between two columns of a table.
@@ -209,7 +208,7 @@ def _tensors(console: Console, d: Description) -> None:
         Column("tensor", [t.name for t in shown]),
         Column("canonical", cells("canonical"), leaves=3),
         Column("type", [t.dtype.name for t in shown]),
-        Column("shape", [_shape(t) for t in shown], right=True, leaves=1),
+        Column("shape", [" x ".join(map(str, t.shape)) for t in shown], right=True, leaves=1),
         Column("bytes", [f"{t.extent.nbytes:,}" for t in shown], right=True, leaves=2),
         Column("offset", [f"{t.extent.offset:,}" for t in shown], right=True, leaves=4),
     ]
@@ -217,10 +216,6 @@ def _tensors(console: Console, d: Description) -> None:
         columns.append(Column("hash", cells("hash")))
     _columns(console, *columns)
     console.print()
-
-
-def _shape(tensor: StoredTensor) -> str:
-    return " x ".join(map(str, tensor.shape))
 
 
 def _columns(console: Console, *columns: Column) -> None:

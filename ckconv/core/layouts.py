@@ -463,7 +463,8 @@ class Layout:
     @property
     def in_order(self) -> bool:
         """Whether stored rows are the canonical ones in order: one run to copy."""
-        return self.elements == self.rows * self.cols and self.strips == _in_order(self.rows, self.cols)
+        whole = Strip(0, merged([(self.rows, self.cols)]), merged([(self.cols, 1)]))
+        return self.elements == self.rows * self.cols and self.strips == (whole,)
 
     @property
     def padded(self) -> bool:
@@ -588,10 +589,6 @@ def stored_order(layout: Layout, other: Layout) -> Layout | None:
         return None
     strips = (Strip(layout.strips[0].first, merged(places[:split]), merged(places[split:])),)
     return replace(layout, rows=rows, cols=cols, strips=strips)
-
-
-def _in_order(rows: int, cols: int) -> tuple[Strip, ...]:
-    return (Strip(0, merged([(rows, cols)]), merged([(cols, 1)])),)
 
 
 def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:

@@ -610,8 +610,6 @@ def hyperparameters(architecture: str) -> list[tuple[str, str]]:
     ]
 
 
-# -- Architectures without a family file -------------------------------------------------------------------------------
-
 # -- Programs that know an architecture which ckconv does not know -----------------------------------------------------
 
 
@@ -800,15 +798,12 @@ def _keys_of(family: Family, row: TensorRow, format: str, *switches: Expression 
 def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
     """Keys that say whether, and in which layers, a model has a tensor."""
     family = family_of(config)
-    row = next((row for row in family.tensors.values() if _is_of(row.name, pattern)), None) if family else None
+    rows = family.tensors.values() if family else ()
+    row = next((row for row in rows if pattern.startswith(f"{row.name.replace('L.', 'layers.{n}.', 1)}.")), None)
     if family is None or row is None or not (config.raw or format == "gguf"):
         return []
     switches = (row.when, row.bias if pattern.endswith(".bias") else None)
     return list(dict.fromkeys(_keys_of(family, row, format, *switches)))
-
-
-def _is_of(module: str, pattern: str) -> bool:
-    return pattern.startswith(f"{module.replace('L.', 'layers.{n}.', 1)}.")
 
 
 def tensors_said(config: ModelConfig, *, format: str) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 import reprlib
 import struct
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -308,23 +309,12 @@ def _checked(key: str, value: Any, kind: str) -> Any:
 
 
 def _with_it(expression: Expression, it: Any, values: Mapping[str, Any]) -> Any:
-    return expression.value(_With("it", it, values))
+    return expression.value(_with("it", it, values))
 
 
-class _With(Mapping[str, Any]):
+def _with(name: str, value: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters and one more name."""
-
-    def __init__(self, name: str, value: Any, values: Mapping[str, Any]) -> None:
-        self._name, self._value, self._values = name, value, values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._value if name == self._name else self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self._name, *self._values))
-
-    def __len__(self) -> int:
-        return len(self._values) + 1
+    return ChainMap({name: value}, values)  # type: ignore[arg-type]  # nothing is put into it
 
 
 def scope_of(family: Family, config: ModelConfig) -> Mapping[str, Any]:
@@ -389,7 +379,7 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
     entries: dict[str, tuple[str, Any]] = {}
     tensors: dict[str, Sequence[float]] = {}
     refused: dict[str, tuple[Any, Any]] = {}
-    scope = _With("stated", list(stated), values)
+    scope = _with("stated", list(stated), values)
     for name, parameter in family.parameters.items():
         value = values[name] if parameter.cells.get(format) else None
         for cell in parameter.cells.get(format, ()):

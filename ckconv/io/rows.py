@@ -157,7 +157,7 @@ _SPARSE = 4
 class PackedRows:
     """Reader of packed rows in the order of arrays; stacked matrices follow."""
 
-    def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
+    def __init__(self, tensor: Tensor, reader: Callable[[Tensor], RowReader]) -> None:
         self._dtype, self._columns = tensor.dtype, tensor.layout.stored_cols
         self._modules = [
             (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
@@ -211,7 +211,7 @@ class PackedRows:
         pairs = zip(packed.arrays, self._modules[number][1], strict=True)
         return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
 
-    def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, until: int, *, keep: bool) -> Rows:
+    def _read(self, key: tuple[int, int], reader: RowReader, low: int, high: int, until: int, *, keep: bool) -> Rows:
         """Read rows of an array that are not there, up to ``until`` if columns."""
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
@@ -229,7 +229,7 @@ class PackedRows:
 class _Zeros:
     """Reads zeros instead of an array."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RowReader) -> None:
         self.layout, self.row_bytes = reader.layout, reader.row_bytes
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -284,9 +284,6 @@ class Reader(Protocol):
     @property
     def piece(self) -> int:
         """Bytes worth asking for at once."""
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
 
     def gather(self, canonical: Index) -> Rows:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
@@ -459,7 +456,7 @@ def taken(block: Rows, index: Index) -> Rows:
     return block.take(index, axis=0)
 
 
-def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
+def canonical_pieces(reader: RowReader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
     """All canonical rows in order: (first row, rows); see :func:`row_ranges`."""
     return ((start, reader.rows(start, stop)) for start, stop in row_ranges(reader, row_bytes))
 

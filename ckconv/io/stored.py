@@ -63,10 +63,6 @@ class JoinedRows:
         """The largest change by adapters to a value read so far."""
         return max(reader.max_change for _, reader in self._runs)
 
-    def rows(self, start: int, stop: int) -> Rows:
-        """Converted rows ``start`` to ``stop``."""
-        return self.gather(np.arange(start, stop, dtype=np.int64))
-
     def gather(self, canonical: Index) -> Rows:
         """The converted rows at these indices."""
         return self._joined(canonical, 0, self.layout.cols, self._read)
@@ -102,10 +98,6 @@ class RowsTogether:
         self.dtype, self.piece, self.left = reader.dtype, reader.piece, reader.left
         self.layout = plain(reader.layout.rows // many, reader.layout.cols)
         self.row_bytes = reader.row_bytes * many
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
-        return self.gather(np.arange(start, stop, dtype=np.int64))
 
     def gather(self, canonical: Index) -> Rows:
         """The rows at these indices: ``[len(canonical), row_bytes]``."""

@@ -50,8 +50,6 @@ from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_o
 
 # -- Version of bump that holds a model best, and flags that help ------------------------------------------------------
 
-# Which version of bump holds a model best, where none is asked for.
-
 #: What is tried, in this order.
 _AUTO = (3, 5)
 

@@ -419,7 +419,9 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
                 key = next(iter(gguf_words(family, name)), name)
                 if not checked_number(key, values[name], REAL, fail) and name in ("local_theta", "query_scalar"):
                     raise fail(f"{key} is 0")
-        found = {FIELD_OF[name]: _exact(values[name]) for name in special}
+        found: dict[str, Any] = {
+            FIELD_OF[name]: tuple(it) if isinstance(it := values[name], list) else _number(it) for name in special
+        }
         kinds = found.get("layer_types")
         if kinds is not None and not isinstance(kinds, tuple):
             raise fail(f"layer_types is {kinds!r}, and no list over layers: {family.path.name} says how it is read")
@@ -442,11 +444,6 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         return replace(config, **found, own=own)
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
-
-
-def _exact(value: Any) -> Any:
-    """Lists as tuples, and numbers as the shortest decimals of their float32."""
-    return tuple(value) if isinstance(value, list) else _number(value)
 
 
 def _number(value: Any) -> Any:

@@ -183,8 +183,6 @@ def _tokens(metadata: Mapping[str, Value]) -> Iterator[str]:
 
 # -- Metadata of a GGUF that is written: copied, made, set or dropped --------------------------------------------------
 
-# The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop.
-
 ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
 

@@ -620,8 +620,6 @@ _SPEAKING = ("talker.", "token2wav.", "code2wav.")
 
 # -- Canonical index of a checkpoint's headers and configuration -------------------------------------------------------
 
-# The headers and the configuration of a checkpoint -> the canonical index.
-
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
 Group = Callable[[Sequence[StoredTensor], Mapping[str, Any], Path], list[Item]]
 
