@@ -404,6 +404,7 @@ TWICE, FREQUENCIES = "would say two things, of which one is not read", "says wha
         ("llama-llama3", "mlx", "rope_scaling.factor=16.0", FREQUENCIES),
         ("deepseek_v32-groups", "gguf", "deepseek32.leading_dense_block_count=2", ""),  # which it is
         ("llama-llama3", "hf", "rope_scaling.factor=8.0", ""),
+        ("distilbert-plain", "hf", "n_heads=2", "the tensors decide it"),  # a word of the family's own
     ],
 )
 def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
@@ -421,6 +422,18 @@ def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
         assert ckconv("convert", source, f"{tmp_path}/first/", "--to", to).code == 0
         edited = ckconv("edit", tmp_path / "first", f"{tmp_path}/out/", "--set-meta", pair)
         assert edited.code == 0, edited.err
+
+
+@pytest.mark.parametrize("table", ["rope_scaling", "rope_parameters"])
+def test_a_word_of_rope_is_dropped_from_both_tables(table: str, tmp_path: Path, ckconv) -> None:
+    """As it is set in both: of one alone the other's readers take something else."""
+    case = next(one for one in family_cases.cases("mistral4") if one.name == "groups")
+    source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    asked = ("--to", "mlx", "--drop-meta", f"{table}.llama_4_scaling_beta")
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", *asked)
+    assert (done.code, "verified" in done.out) == (0, True), done.err
+    assert "llama_4_scaling_beta" not in (tmp_path / "out" / "config.json").read_text()
 
 
 @pytest.mark.parametrize("to", ["mlx", "gguf"])

@@ -1054,6 +1054,18 @@ def test_a_key_is_named_once(tmp_path: Path) -> None:
         ("tokenizer.ggml.model", typed.scalar("str", "bert")),
         ("tokenizer.ggml.add_space_prefix", typed.scalar("bool", True)),
         ("tokenizer.ggml.eot_token_id", typed.scalar("u32", 7)),
+        ("tokenizer.ggml.seperator_token_id", typed.scalar("u32", 7)),
+        ("tokenizer.ggml.fim_pre_token_id", typed.scalar("u32", 7)),
+        ("tokenizer.ggml.no_such_key", typed.scalar("u32", 7)),
+        ("tokenizer.chat_template", typed.scalar("str", "of nobody")),
+        ("tokenizer.huggingface.json", typed.scalar("str", "{}")),
+        ("qwen2.block_count", typed.scalar("u32", 2)),
+        ("adapter.lora.alpha", typed.scalar("f32", 2.0)),
+        ("general.sampling.temp", typed.scalar("f32", 3.0)),
+        ("general.license", typed.scalar("str", "mit")),
+        ("llama.block_count", typed.scalar("u64", 2)),  # llama.cpp stops at another type
+        ("llama.attention.head_count", typed.scalar("i32", 4)),
+        ("tokenizer.ggml.eos_token_id", typed.scalar("u64", 2)),
     ],
 )
 def test_a_gguf_has_no_key_that_nothing_says(key: str, value: object, tmp_path: Path) -> None:
@@ -1474,6 +1486,55 @@ def test_tables_of_a_document_say_what_rows_of_the_family_do(
     assert (calls[0] > 0, status) == (True, 5), printed
 
 
+def added(key: str, value: Any) -> Bug:
+    """A document says something more."""
+    return touched(lambda data: json.dumps({**json.loads(data), key: value}).encode())
+
+
+def beside(file: str, key: str, value: Any) -> Bug:
+    """So does one beside config.json, of those that a tokenizer becomes."""
+    return of_first(lambda files: {**files, file: json.dumps({**json.loads(files[file]), key: value}).encode()})
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "bug", "key"),
+    [
+        *(
+            (AUTO, CONFIG, added(key, value), key)
+            for key, value in [
+                *[("auto_map", {"AutoModel": "another.Model"}), ("pretraining_tp", 2), ("is_encoder_decoder", True)],
+                *[("decoder_start_token_id", 3), ("bos_token_id", [1, 2]), ("partial_rotary_factor", 0.5)],
+            ]
+        ),
+        *(
+            (source, CONFIG, added(key, value), key)
+            for source in (AUTO, HF)
+            for key, value in [
+                ("quantization", {"bits": 4, "group_size": 64}),
+                ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+                ("vision_config", {"hidden_size": 8}),
+            ]
+        ),
+        *(
+            (AUTO, "files_from_gguf", beside(file, key, value), key)
+            for file, key, value in [
+                ("generation_config.json", "temperature", 0.1),
+                ("generation_config.json", "suppress_tokens", [1]),
+                ("tokenizer_config.json", "add_prefix_space", True),
+                ("tokenizer_config.json", "padding_side", "left"),
+            ]
+        ),
+    ],
+)
+def test_a_document_says_nothing_that_its_source_does_not(
+    source: str, where: str, bug: Bug, key: str, tmp_path: Path
+) -> None:
+    """No class reads a plain matrix as blocks, nor begins a text in another way, because nobody said so."""
+    with broken(where, bug) as calls:
+        status, printed = command("convert", str(FIXTURES / source), f"{tmp_path}/out/", *MLX)
+    assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+
+
 @pytest.mark.parametrize(
     ("case", "to", "flags"),
     [
@@ -1527,7 +1588,19 @@ def test_an_option_for_one_key_excuses_no_other(
     assert command(*asked)[0] == 0
 
 
-EDITED, PUTS, READINGS = "gguf.keys:edited", "_Edits.set", "_Edits._value"
+EDITED, PUTS, READINGS, PLACES = "gguf.keys:edited", "_Edits.set", "_Edits._value", "_Edits._put"
+#: Short names of keys.
+KEYS_OF = {"eos_token": "tokenizer.ggml.eos_token_id", "chat_template": "tokenizer.chat_template"}
+
+
+def unsaid(key: str) -> Callable[[Any], Any]:
+    """Metadata without a key."""
+    return lambda said: {name: value for name, value in said.items() if name != key}
+
+
+def unnumbered(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A token is named by its text alone: its number stays what it was."""
+    return lambda edits, place, new: None if place.path[-1].endswith("_id") else real(edits, place, new)
 
 
 def another(key: str, value: Any) -> Bug:
@@ -1544,13 +1617,15 @@ def ignored(real: Callable[..., Any]) -> Callable[..., Any]:
     ("source", "to", "edit", "where", "bug"),
     [
         *(
-            (source, "gguf", f"{key}={asked}", EDITED, another(key, value))
+            (source, "gguf", f"{key}={asked}", EDITED, another(KEYS_OF.get(key, key), value))
             for source in (AUTO, "hf/llama-tied-bf16")
             for key, asked, value in (
                 ("llama.rope.freq_base", "7.0", 7.0000005),
                 ("tokenizer.ggml.eos_token_id", "5", 2),
                 ("llama.pooling_type", "u32:2", 1),
                 ("general.license", "mit", "apache-2.0"),
+                ("eos_token", "<unk>", 2),
+                ("chat_template", "asked for", "another"),
             )
         ),
         *(
@@ -1560,6 +1635,18 @@ def ignored(real: Callable[..., Any]) -> Callable[..., Any]:
             for bug in ((PUTS, ignored), (READINGS, touched(lambda value: value + 1)))
         ),
         *((AUTO, "hf", "rope_theta=7.0", *bug) for bug in ((PUTS, ignored), (READINGS, touched(lambda v: v + 1)))),
+        *(
+            (source, to, edit, PUTS, ignored)
+            for source in (AUTO, "hf/llama-tied-bf16")
+            for to in ("hf", "mlx")
+            for edit in ("eos_token=<unk>", "chat_template=asked for")
+        ),
+        *(("hf/llama-tied-bf16", to, "eos_token=<unk>", PLACES, unnumbered) for to in ("hf", "mlx")),
+        *(
+            ("hf/llama-tied-bf16", to, "__metadata__.by=me", "config_json:metadata_of", touched(unsaid("by")))
+            for to in ("hf", "mlx")
+        ),
+        ("gguf-lora/qwen2-r4-all.f32.gguf", "gguf", "general.author=me", EDITED, touched(unsaid("general.author"))),
     ],
 )
 def test_a_value_that_was_asked_for_is_the_one_that_is_there(
@@ -1570,8 +1657,8 @@ def test_a_value_that_was_asked_for_is_the_one_that_is_there(
         status, printed = command("convert", *asked)
         assert (calls[0] > 0, status, edit.partition("=")[0] in printed) == (True, 5, True), printed
         assert command("convert", *asked, "--no-verify")[0] == 0
-        out = f"{tmp_path}/out/model.gguf" if to == "gguf" else f"{tmp_path}/out"
-        assert command("verify", out, str(FIXTURES / source), "--set-meta", edit)[0] == 5
+        out = next(Path(f"{tmp_path}/out").glob("*.gguf")) if to == "gguf" else f"{tmp_path}/out"
+        assert command("verify", str(out), str(FIXTURES / source), "--set-meta", edit)[0] == 5
     status, printed = command("convert", *asked, "--force")
     assert (status, "verified" in printed) == (0, True), printed
 
@@ -1614,6 +1701,20 @@ def test_what_an_option_asks_of_a_checkpoint_is_no_fault(
     status, printed = command("convert", source, f"{tmp_path}/out/", "--to", to, *asked)
     assert (status, "verified" in printed) == (0, True), printed
     assert [command("verify", f"{tmp_path}/out", source, *flags)[0] for flags in (asked, ())] == [0, 5]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_value_is_set_wherever_a_document_says_it(wrong: bool, tmp_path: Path) -> None:
+    """Two readers have two places for it."""
+    source = Path(shutil.copytree(FIXTURES / "hf/llama-tied-bf16", tmp_path / "source"))
+    document = json.loads((source / "config.json").read_text())
+    base = document["rope_theta"]
+    document["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
+    (source / "config.json").write_text(json.dumps(document))
+    asked = str(source), f"{tmp_path}/out/", "--to", "hf", "--set-meta", "rope_theta=7.0"
+    with broken("_Edits._there", touched(lambda found: found[:1]) if wrong else lambda real: real):
+        status, printed = command("convert", *asked)
+    assert (status, "7.0 is meant" in printed) == (5 if wrong else 0, wrong), printed
 
 
 def test_a_part_of_a_head_in_other_digits_is_no_fault(tmp_path: Path) -> None:

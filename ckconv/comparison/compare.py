@@ -46,7 +46,8 @@ from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
-from ckconv.formats.gguf.keys import gives_embeddings, types_of
+from ckconv.formats.gguf.keys import gives_embeddings
+from ckconv.formats.gguf.values import known_types, types_of
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, SINGLE_NAME
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
@@ -577,8 +578,8 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     if a.config is None or b.config is None:
         return False
     stored = {index.metadata[fact.key].type for index in (a, b) if not fact.file and fact.key in index.metadata}
-    typed = len(stored) == 1 and stored <= {*types_of(fact.key, a.architecture)}
-    if typed and re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key):
+    scales = len(stored) == 1 and re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key)
+    if scales and stored <= {*types_of(fact.key, known_types(a.architecture))}:
         return a.config.modifiers == b.config.modifiers and not parameter_differences(a, b)
     if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.mine, fact.meant):
         # llama.cpp takes a number where the key is not there; what follows from other keys or shapes, it may ask for

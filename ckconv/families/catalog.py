@@ -561,6 +561,10 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
     return FAMILIES.get(model_type)
 
 
+#: Parameters that follow from the tensors' shapes.
+SIZES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocabulary", "experts"})
+
+
 def layers_behind(index: TensorIndex) -> dict[str, Tensor]:
     """Directory of sentence-transformers -> linear layer behind the model."""
     modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}

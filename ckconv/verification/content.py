@@ -7,7 +7,7 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -29,7 +29,7 @@ from ckconv.families.keys import TABLES_OF_ROPE
 from ckconv.families.parameters import differ
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
-from ckconv.io.files import open_source, own_texts
+from ckconv.io.files import open_source, own_texts, text_of_card
 from ckconv.io.json import Document, parse_object
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
@@ -432,6 +432,19 @@ def shown(value: Any) -> str | None:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def held(
+    mine: Mapping[str, Any], meant: Mapping[str, Any], file: str = "", other: Callable[[Any, Any], bool] = unequal
+) -> Iterator[Fact]:
+    """Facts of an output that a second table has otherwise.
+
+    Args:
+        other: whether two values differ; ``None`` is nothing.
+    """
+    for key in sorted({*mine, *meant}):
+        if other(mine.get(key), meant.get(key)):
+            yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), file)
+
+
 # -- General keys of a GGUF: name, type, types -------------------------------------------------------------------------
 
 _TYPE, _NAME, FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name", "file_type", "quantization_version"))
@@ -440,9 +453,12 @@ _TYPE, _NAME, FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name"
 def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """Faults of the keys at the head of a model's file."""
     table = needed()["general"]
-    for key, meant in ((_TYPE, table["types"][out.tower is not None]), (_VERSION, table["version"])):
-        if stored_value(out, key) != meant:
-            yield Fact(key, shown(stored_value(out, key)), shown(meant))
+    meant = {_TYPE: table["types"][out.tower is not None], _VERSION: table["version"]}
+    yield from held({key: stored_value(out, key) for key in meant}, meant)
+    if not text_of_card(source.side_files):  # which has what is told to people
+        labels = {key for key, value in out.metadata.items() if value.type in ("str", "arr[str]")} - {*table["own"]}
+        labels = {key for key in labels if key.startswith("general.")}
+        yield from held({key: stored_value(out, key) for key in labels}, {})
     name, names = stored_value(out, _NAME), [*_names(source)]
     if name is None:
         words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]

@@ -42,6 +42,7 @@ from ckconv.families.towers import tower_family
 from ckconv.verification.content import (
     Fact,
     engine_row,
+    held,
     needed,
     of_files,
     parameter_differences,
@@ -101,7 +102,8 @@ def is_asked(key: str, options: Options) -> bool:
         name = asked.rpartition(":")[2]
         if asked == key or not {name, f"{name}_id", _of_rope(name)}.isdisjoint(keys):
             return True
-    return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
+    globs = {word for glob in options.drop_meta for word in (glob.rpartition(":")[2], _of_rope(glob))}
+    return any(fnmatchcase(name, glob) for glob in globs for name in keys)
 
 
 def _of_rope(key: str) -> str:
@@ -142,26 +144,29 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
     families |= {PREFIX: tower_family(out.tower.family)} if out.tower is not None else {}
     for prefix, family in families.items():
         rows = family.parameters.values()
-        cells = [(row.name, cell.key) for row in rows for cell in row.key_cells(form)]
-        asked = {name for name, key in cells if is_asked_in(out, key, options)}
+        asked = {row.name for row in rows for cell in row.key_cells(form) if is_asked_in(out, cell.key, options)}
         while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
             asked |= more
         names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
-    edited = (*dict(options.set_meta), *options.drop_meta)
-    names |= {"rope_scaling"} if any(key.startswith(f"{out.architecture}.rope.scal") for key in edited) else set()
-    names |= {"rope_theta"} if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.rope_theta", options) else set()
     slides = {"layer_types", "sliding_window"}  # neither is said where nothing slides
     names |= slides if not slides.isdisjoint(names) else set()
+
+    def is_said(word: str) -> bool:
+        """Whether an option asks for a word of RoPE, in any of its tables."""
+        places = word, word.rpartition(".")[2], f"{TABLES_OF_ROPE[0]}.{word}"
+        own = {word, f"rope_{word}".removesuffix(_LONG), *(["context_length"] if word.endswith(_LONG) else [])}
+        return (
+            not names.isdisjoint(own) or is_asked(word, options) or any(is_asked_in(out, at, options) for at in places)
+        )
+
+    edited = (*dict(options.set_meta), *options.drop_meta)
+    names |= {"rope_theta"} if is_said("rope_theta") else set()
+    names |= {"rope_scaling"} if any(key.startswith(f"{out.architecture}.rope.scal") for key in edited) else set()
     for name in ("rope_scaling", "modifiers"):
         ours, theirs = (_parts(value) for value in found.get(name, ((), ())))
-        parts = ours.keys() | theirs.keys() | _WORDS_OF_ROPE
-        asked = {word for word in parts if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.{word}", options)}
-        asked |= {word for word in parts if not names.isdisjoint({word, f"rope_{word}".removesuffix(_LONG)})}
-        asked |= {word for word in parts if is_asked(word, options) or is_asked_in(out, word, options)}
-        asked |= {word for word in parts if is_asked_in(out, word.rpartition(".")[2], options)}  # in each table
-        asked |= {word for word in parts if word.endswith(_LONG) and "context_length" in names}
-        asked |= parts if "rope_type" in asked else {"attention_factor"} if asked else set()  # which follows
-        if all(ours.get(word) == theirs.get(word) for word in parts - asked):
+        asked = {*filter(is_said, {*ours, *theirs, *_WORDS_OF_ROPE})}
+        others = {word for word in {*ours, *theirs} - asked if ours.get(word) != theirs.get(word)}
+        if "rope_type" in asked or others <= ({"attention_factor"} if asked else set()):  # which follows
             names.add(name)
     return {name: pair for name, pair in found.items() if name not in names}
 
@@ -240,7 +245,7 @@ def _of_needed(pair: Pair) -> Iterator[Fact]:
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine):
             continue
-        if said not in (number, UNREAD) and not (isinstance(said, list) and number in said):
+        if said not in (number, UNREAD) and not (role == "eos" and isinstance(said, list) and number in said):
             yield Fact(key, shown(None if said is UNKNOWN else said), str(number), CONFIG_NAME)
 
 
@@ -404,15 +409,18 @@ def _besides(pair: Pair) -> Iterator[Fact]:
     foreign -= {key for key, value in taken.items() if value not in (UNREAD, UNKNOWN)}
     told_to = CONSUMERS.get(pair.source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
+    by_tensors = set[str]()
     if typed:
-        config = replace(config, context_length=context or config.context_length)
-        keys = said_by_rows(told_rows(family), scope_of(family, config), "hf")
+        config, rows = replace(config, context_length=context or config.context_length), told_rows(family)
+        by_tensors = words.keys() - {cell.key for row in rows for cell in row.key_cells("hf")}  # or within a table
+        keys = said_by_rows(rows, scope_of(family, config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     drafted = consumer == TRANSFORMERS and not pair.options.drop  # no class of MLX has them
     told = _LENGTHS | (_DRAFTED if drafted else set())
     free = set(needed()["documents"]["free"]) - (meant.keys() & told if typed else set())
     free |= {*TABLES_OF_ROPE, *untaken}
-    for key in sorted(key for key in (mine.keys() | meant.keys()) - free if not key.endswith("_config")):
+    free |= {key for key in meant.keys() | words.keys() if key.endswith("_config")}  # parts, which are left out
+    for key in sorted((mine.keys() | meant.keys()) - free):
         value, said, known = mine.get(key), meant.get(key), key in words and not typed  # compared by their readers
         neutral = [key in alike and alike[key].is_neutral(one) for one in (value, said)]
         neutral[1] = neutral[1] or (key in alike and told_to not in alike[key].readers)
@@ -426,13 +434,13 @@ def _besides(pair: Pair) -> Iterator[Fact]:
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
             if typed and of_one:
                 wants = alike[key].written and consumer in alike[key].readers
-                of_one = not wants if unsaid else alike[key].is_neutral(default)
+                of_one = not wants if unsaid or default is None else alike[key].is_neutral(default)
             nothing = said is None and (not typed or unsaid or default is None)
             other = not (nothing or endless or elsewhere or of_one)
         elif said is not None:
             other = unequal(value, said) and unequal(value, _strict(said)) and not all(neutral)
         else:
-            idle = value is None or neutral[0] or (typed and key in kinds)
+            idle = value is None or neutral[0] or key in by_tensors
             other = not idle and unequal(value, wanted.get(key))
         if other and not (known and key in mine):
             yield pair.fault(key, said)
@@ -507,6 +515,9 @@ def _of_stored(pair: Pair) -> Iterator[Fact]:
         value = mine.get(key)
         if value not in [meant.get(key), *floats, types["F32"]] or (value is None and not meant):
             yield pair.fault(key, " or ".join(sorted(floats)))
+    if not any(tensor.planes or tensor.packed for tensor in out.everything.values()):  # nothing is quantized
+        stale = {key for key in QUANTIZATION_KEYS if key in mine and mine[key] != meant.get(key)}
+        yield from (pair.fault(key, None) for key in sorted(stale))
     value, classes = mine.get(_CLASSES), family.in_huggingface.classes
     known = isinstance(value, list) and value and all(one in classes for one in value)
     if not known and not (meant and value == meant.get(_CLASSES)):
@@ -552,9 +563,8 @@ def _of_tables(pair: Pair) -> Iterator[Fact]:
     told = [table for table in TABLES_OF_ROPE if alike and tables[table]]
     each = {f"{table}.{word}": value for table in told for word, value in scaling.items()}
     wants |= each | {key: value for key, value in said.items() if value is not None}
-    for key in sorted(ours.keys() | said.keys() | each.keys()):
-        if unequal(ours.get(key), wants.get(key)):
-            yield Fact(key, shown(ours.get(key)), shown(wants.get(key)), CONFIG_NAME)
+    there = ours.keys() | said.keys() | each.keys()
+    yield from held(ours, {key: wants.get(key) for key in there}, CONFIG_NAME)
 
 
 def _leaves(tables: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -712,10 +722,7 @@ def _of_extractor(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     assert source.config is not None
     path = beside(out).get(_EXTRACTOR)
     mine = json.loads(read_whole(path)) if path is not None else {}
-    meant = {**needed()["extractor"], "feature_size": source.config.scope["mels"]}
-    for key in sorted(mine.keys() | meant.keys()):
-        if unequal(mine.get(key), meant.get(key)):
-            yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), _EXTRACTOR)
+    yield from held(mine, {**needed()["extractor"], "feature_size": source.config.scope["mels"]}, _EXTRACTOR)
 
 
 def _total_of(index: TensorIndex) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain, islice
@@ -18,7 +18,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.late import np
-from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of
+from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
@@ -28,13 +28,14 @@ from ckconv.families.names import heads_of, interleaves
 from ckconv.families.parameters import differ
 from ckconv.families.schema import MLX_VLM
 from ckconv.families.towers import tower_family, tower_of_document
-from ckconv.formats.gguf.values import HEAD_KEYS
+from ckconv.formats.gguf.values import HEAD_KEYS, known_types, types_of
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
 from ckconv.verification.content import (
     FILE_TYPE,
     Fact,
     content_of_index,
     general_faults,
+    held,
     is_named,
     needed,
     plain_types,
@@ -44,21 +45,28 @@ from ckconv.verification.content import (
 )
 from ckconv.verification.documents import document_faults, is_asked, said_by_rows, unasked_differences
 from ckconv.verification.tokenizers import (
+    ALL_ROLES,
     DOCUMENT,
     TOKENS,
     UNKNOWN_TYPE,
     engine_words,
     first_difference,
+    templates_of,
     tokenizer_faults,
+    tokens_of,
 )
 
 #: Keys of a GGUF that belong to its file, or say how values are stored.
 _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)"
+#: Beginnings of keys that are about the parts of a split file, or about how it was quantized.
+_OF_FILES = ("split.", "quantize.")
+
 #: Sizes of linear layers behind a model (``dense_2``).
 _OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
 
 #: Documents beside config.json whose keys are set by their names, and the key of a template, which has a file.
-_ASKED, _TEMPLATE = ("generation_config.json", "tokenizer_config.json"), "chat_template"
+_GENERATION, _SETTINGS, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template"
+_ASKED = (_GENERATION, _SETTINGS)
 
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
@@ -81,22 +89,26 @@ def faults_of(
         content: reads the output's metadata and documents.
     """
     said = set[str]()
-    for fact in _faults_of(out, source, options, content):
+    unasked = (fact for fact in _faults_of(out, source, options, content) if not _is_asked(fact, options))
+    for fact in chain(_of_asked(out, source, options), unasked):
         if fact.name not in said:
             said.add(fact.name)
             yield fact
 
 
+def _is_asked(fact: Fact, options: Options) -> bool:
+    return is_asked(fact.key.partition("[")[0].removeprefix(DOCUMENT), options)
+
+
 def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
-    yield from _of_asked(out, source, options)
     if out.adapter is not None and source.adapter is not None:
-        yield from _unasked(adapter_faults(out, source), options)
+        yield from adapter_faults(out, source)
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
     if made and source.adapter is None and (out.config or out.tower):
-        towers = tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
-        yield from _unasked(chain(general_faults(out, source, options), towers), options)
+        yield from general_faults(out, source, options)
+        yield from tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
     if out.adapter is not None or source.adapter is not None:
         return
     if out.tower is not None or source.tower is not None:
@@ -124,13 +136,11 @@ def _faults_of(
         yield from _of_engine(out, source, options, content())
     if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
         return
-    yield from _of_pooling(out, source, options)
-    for fact in tokenizer_faults(out, source, options.context):
-        if not is_asked(fact.key.partition("[")[0].removeprefix(DOCUMENT), options):
-            yield fact
+    yield from _of_pooling(out, source)
+    yield from tokenizer_faults(out, source, options.context)
 
 
-def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+def _of_pooling(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """The fault of an output that makes another embedding of a text."""
     if stored_value(out, f"{out.architecture}.{_POOLS}") == _RANKS:  # by a head, whatever stands beside it
         return
@@ -139,7 +149,7 @@ def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iter
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
         alone = source.metadata_kind is MetadataKind.DOCUMENT and key not in _own_keys(out)  # some always pool alike
-        if (meant or alone) and mine != meant and not is_asked(key, options):
+        if (meant or alone) and mine != meant:
             yield Fact(key, str(mine) if mine else None, str(meant) if meant else None)
 
 
@@ -197,48 +207,78 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         yield Fact("context_length", str(found[0]), str(wanted))
 
 
-def _unasked(facts: Iterable[Fact], options: Options) -> Iterator[Fact]:
-    return (fact for fact in facts if not is_asked(fact.key, options))
-
-
 # -- Values that somebody asked for ------------------------------------------------------------------------------------
 
 
-def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
-    """Faults of keys that were set, and say something else or nothing.
+#: Key, document, what is said in each of its tables, and whether one of these is what was asked for.
+_Asked = tuple[str, str, Mapping[str, Any], Callable[[Any], bool]]
 
-    Of keys as they are written; a token that is named by its role is left to the readers of tokenizers.
-    """
-    pairs = dict(options.set_meta)
-    if not pairs or out.adapter is not None or source.adapter is not None:
-        return
+
+def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults of keys that were set, and say something else or nothing."""
+    copied = out.metadata_kind is MetadataKind.DOCUMENT and out.format == source.format
+    text = text_key(document_of(out.metadata)) if copied else ""
+    own = {f"{part}.{table}".strip(".") for part in ("", text) for table in ("", *TABLES_OF_ROPE)}
+    for asked, value in dict(options.set_meta).items():
+        for key, file, found, fits in _asked_of(out, asked, value):
+            wrong = {} if any(map(fits, found.values())) else found or {"": None}
+            if copied and file == CONFIG_NAME and not wrong:  # every other table says what it did, or is set, too
+                before = dict(_at(document_of(source.metadata), key))
+                set_there = [before.get(place) for place in own & found.keys() if fits(found[place])]
+                stale = {place for place in own & found.keys() if before.get(place) in set_there}
+                others = ((place, said) for place, said in found.items() if not fits(said))
+                wrong = {place: said for place, said in others if place in stale or unequal(said, before.get(place))}
+            for said in [*wrong.values()][:1]:
+                yield Fact(key, shown(said), value, file)
+
+
+def _asked_of(out: TensorIndex, asked: str, text: str) -> Iterator[_Asked]:
+    """Places of a key that was set, and what fits there."""
+    file, _, path = asked.rpartition(":")
+    role, found, header = (
+        re.sub("_token(_id)?$", "", asked),
+        out.metadata,
+        f"{METADATA}.{asked.removeprefix(f'{METADATA}.')}",
+    )
     if out.metadata_kind is MetadataKind.TYPED:
-        for key, text in pairs.items():
-            if key in out.metadata and not _is_said(out, key, text):
-                yield Fact(key, shown(stored_value(out, key)), text)
-            elif key not in out.metadata and (key.startswith(f"{out.architecture}.") or key in source.metadata):
-                yield Fact(key, None, text)
-    elif out.metadata_kind is MetadataKind.DOCUMENT and out.path.is_dir():
-        files = beside(out)
-        documents = {name: json.loads(read_whole(files[name])) for name in _ASKED if name in files}
-        documents[CONFIG_NAME] = document_of(out.metadata)
-        for key, text in pairs.items():
-            file, colon, path = key.rpartition(":")
-            if path.endswith("_token") or path == _TEMPLATE or path.startswith(f"{METADATA}."):
-                continue
-            path = path.removeprefix(f"{PART}.")  # which readers open
-            there = {name: [*_at(document, path)] for name, document in documents.items() if name == file or not colon}
-            for name, values in there.items():
-                if values and not any(_is_read(value, text) for value in values):
-                    yield Fact(path, shown(values[0]), text, name)
-            if not any(there.values()) and f"{METADATA}.{key}" not in out.metadata:
-                yield Fact(path, None, text, file or CONFIG_NAME)
+        roles = f"tokenizer.ggml.{ALL_ROLES.get(role, role)}_token_id" if role != asked else ""
+        key = next((key for key in (asked, roles, f"tokenizer.{asked}") if key in found), asked)
+        if key in found or out.tower is None:  # a tower has keys of its own
+            yield key, "", {"": stored_value(out, key)} if key in found else {}, lambda _: _is_said(out, key, text)
+        return
+    if out.metadata_kind is not MetadataKind.DOCUMENT:
+        return
+    if header in found or header == asked:
+        yield header, "", {"": stored_value(out, header)}, lambda said: said == text
+        return
+    files = beside(out)
+    documents = {name: json.loads(read_whole(files[name])) for name in _ASKED if name in files}
+    documents[CONFIG_NAME] = document_of(found)
+    if asked == _TEMPLATE:
+        yield _TEMPLATE, "", {"": templates_of(files).get("default")}, lambda said: said == _lines(text)
+    elif asked.endswith("_token") and role in ALL_ROLES and _SETTINGS in documents:
+        said, words = documents[_SETTINGS].get(asked), tokens_of(out)
+        yield asked, _SETTINGS, {"": said.get("content") if isinstance(said, dict) else said}, lambda one: one == text
+        for name in (CONFIG_NAME, _GENERATION):
+            if numbers := dict(_at(documents.get(name), f"{asked}_id")):
+                yield f"{asked}_id", name, numbers, lambda number: words.get(number) == text
+    else:
+        path = path.removeprefix(f"{PART}.")  # which readers open
+        there = {name: dict(_at(document, path)) for name, document in documents.items() if name == (file or name)}
+        for name in [name for name in there if there[name]] or [file or CONFIG_NAME]:
+            yield path, name, there.get(name, {}), partial(_is_read, text=text)
+
+
+def _lines(text: str) -> str:
+    return re.sub(r"\r\n?", "\n", text.encode("utf-8", "replace").decode())
 
 
 def _is_said(out: TensorIndex, key: str, text: str) -> bool:
     """Whether a key of a GGUF has the value that a text is, in its type."""
     kind, said = out.metadata[key].type, stored_value(out, key)
-    text = text.removeprefix(f"{kind}:")
+    text, words = text.removeprefix(f"{kind}:"), stored_value(out, TOKENS) if key.endswith("_token_id") else None
+    if words and isinstance(said, int) and said < len(words) and words[said] == text:  # a token by its text
+        return True
     with suppress(ValueError, OverflowError):
         if kind == "str":
             return bool(said == text)
@@ -246,35 +286,33 @@ def _is_said(out: TensorIndex, key: str, text: str) -> bool:
         if kind in ("f32", "arr[f32]"):
             return not np.any(np.asarray(said, "<f4").view("<u4") != np.asarray(meant, "<f4").view("<u4"))
         return not unequal(said, meant) and isinstance(said, bool) == isinstance(meant, bool)
-    if kind == "arr[str]":
-        return bool(said == [item.strip() for item in text.split(",") if item.strip()])
-    words = stored_value(out, TOKENS) or ()  # a token by its text
-    return bool(isinstance(said, int) and said < len(words) and words[said] == text)
+    return bool(kind == "arr[str]" and said == [item.strip() for item in text.split(",") if item.strip()])
 
 
-def _at(document: Any, path: str) -> Iterator[Any]:
-    """Values of a key in all tables; a word of RoPE stands in two."""
+def _at(document: Any, path: str, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Tables that have a key, and its values; a word of RoPE is in two."""
     if isinstance(document, dict):
         table, _, word = path.rpartition(".")
         first, _, rest = path.partition(".")
         if path in document:
-            yield document[path]
+            yield place, document[path]
         elif rest and isinstance(document.get(first), dict):
-            yield from _at(document[first], rest)
+            yield from _at(document[first], rest, f"{place}.{first}".strip("."))
         elif table in TABLES_OF_ROPE:
-            yield from _at(document, word)
-        for value in document.values():
-            if isinstance(value, dict):
-                yield from _at(value, path)
+            yield from _at(document, word, place)
+        for name, value in document.items():
+            if isinstance(value, dict) and not (rest and name == first):
+                yield from _at(value, path, f"{place}.{name}".strip("."))
 
 
 def _is_read(value: Any, text: str) -> bool:
     """Whether a value of a document is what a text says: JSON, or the text."""
-    try:
+    meant: Any = text
+    with suppress(ValueError):
         meant = json.loads(text)
-    except ValueError:
-        return bool(value == text)
-    return value == text or not unequal(value, meant) or (isinstance(value, dict) and "__float__" in value)
+    if value == {"__float__": text}:
+        return True
+    return bool(value == text) or (not unequal(value, meant) and isinstance(value, bool) == isinstance(meant, bool))
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
@@ -290,40 +328,43 @@ def _stored(index: TensorIndex, key: str) -> Any:
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     taken = taken_by_default(out)
     if source.metadata_kind is not MetadataKind.TYPED:
-        for key in dict.fromkeys(_needed_keys(out, source)):
-            if key not in out.metadata and not is_asked(key, options):
-                yield Fact(key, None, "one")
+        yield from (
+            Fact(key, None, "one") for key in dict.fromkeys(_needed_keys(out, source)) if key not in out.metadata
+        )
         rows = out.tensors["token_embedding.weight"].shape[0] if "token_embedding.weight" in out.tensors else None
-        for key, meant in ((f"{out.architecture}.vocab_size", rows), *_sizes_of_a_head(out, source)):
-            number = stored_value(out, key)
-            if type(number) is int and type(meant) is int and number != meant and not is_asked(key, options):
-                yield Fact(key, shown(number), shown(meant))
+        sizes = {f"{out.architecture}.vocab_size": rows, **dict(_sizes_of_a_head(out, source))}
+        yield from held({key: stored_value(out, key) for key in sizes}, sizes, other=_are_other_numbers)
         if source.metadata_kind is MetadataKind.DOCUMENT:
+            assert out.config is not None
+            own, known = _own_keys(out), known_types(out.architecture, out.config.family)
             said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
-            for key in sorted(key for key in out.metadata.keys() - _own_keys(out) if re.match(said, key)):
-                value = stored_value(out, key)
-                if taken.get(key) != (out.metadata[key].type, value) and not is_asked(key, options):
-                    yield Fact(key, shown(value), None)
+            for key in sorted(out.metadata.keys() - {key for key in out.metadata if key.startswith(_OF_FILES)}):
+                kind, kinds = out.metadata[key].type, types_of(key, known)
+                of_model = key.startswith(f"{out.architecture}.")
+                stray = re.match(said, key) if of_model else not kinds or is_named((key,), needed()["strays"]["never"])
+                if stray and key not in own and taken.get(key) != (kind, stored_value(out, key)):
+                    yield Fact(key, shown(stored_value(out, key)), None)
+                elif kinds and kind not in kinds and not kind.startswith("arr["):  # llama.cpp stops at another type
+                    yield Fact(key, kind, kinds[0])
         return
     behind = any(name.startswith("dense_") for name in source.tensors.keys() - out.tensors.keys())
     for key in source.metadata:
         if behind and re.search(_OF_LAYERS, key):  # without them, the keys would be of rows that nothing makes
             if key in out.metadata:
                 yield Fact(key, shown(stored_value(out, key)), None)
+        elif re.match(_OF_THE_FILE, key) or (options.context and key.endswith(".context_length")):
             continue
-        if (
-            is_asked(key, options)
-            or re.match(_OF_THE_FILE, key)
-            or (options.context and key.endswith(".context_length"))
-        ):
-            continue
-        if key not in out.metadata:
+        elif key not in out.metadata:
             if taken.get(key) != (source.metadata[key].type, stored_value(source, key)):
                 yield Fact(key, None, shown(stored_value(source, key)))
         elif _stored(out, key) != _stored(source, key):
             ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
                 yield first_difference(key, ours, theirs)
+
+
+def _are_other_numbers(mine: Any, meant: Any) -> bool:
+    return type(mine) is type(meant) is int and mine != meant
 
 
 def taken_by_default(index: TensorIndex) -> dict[str, tuple[str, Any]]:
@@ -374,7 +415,7 @@ def _own_keys(out: TensorIndex) -> set[str]:
     assert out.config is not None
     family = FAMILIES[out.config.family]
     cells = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf")}
-    return {f"{out.architecture}.{key}" for key in cells} | {row.key for row in family.tensors.values()}
+    return {full_key(out.architecture, key) for key in cells} | {row.key for row in family.tensors.values()}
 
 
 def _sizes_of_a_head(out: TensorIndex, source: TensorIndex) -> Iterator[tuple[str, Any]]:
@@ -478,12 +519,8 @@ def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
     """Faults of a tower's numbers, for which its family has keys."""
     said = said_by_rows(tower_family(tower.family).parameters.values(), tower.parameters, "gguf")
     meant = {full_key(out.architecture, key): value for key, value in said if value is not None}
-    for key in sorted(meant.keys() | {key for key in out.metadata if key.startswith(f"{out.architecture}.")}):
-        mine = stored_value(out, key)
-        if key not in meant:
-            yield Fact(key, shown(mine), None)
-        elif mine is None or _other(mine, meant[key]):
-            yield Fact(key, shown(mine), shown(meant[key]))
+    own = meant.keys() | {key for key in out.metadata if key.startswith(f"{out.architecture}.")}
+    yield from held({key: stored_value(out, key) for key in own}, meant, other=_other)
 
 
 def _other(mine: Any, meant: Any) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,8 @@ from ckconv.core.config import shortest_float32
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.keys import full_key
 from ckconv.io.files import open_source
 from ckconv.verification.content import Fact, needed, of_files, read_whole, shown
 
@@ -130,7 +132,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) ->
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
         theirs = _with_pieces(theirs, source, len(ours.tokens))
-        yield from _of_checkpoint(out, ours, beside(source), document)
+        yield from _of_checkpoint(out, ours, source, document)
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=typed, model=stored_value(out, "tokenizer.ggml.model") if typed else None)
@@ -162,13 +164,19 @@ def _words_of(index: TensorIndex, document: Mapping[str, Any], *, merges: bool =
     return _words_of_document(index, document, merges=merges) if index.metadata_kind is MetadataKind.DOCUMENT else None
 
 
+def tokens_of(index: TensorIndex) -> Mapping[int, str]:
+    """Texts of a model's tokens, as far as they are read here."""
+    words = _words_of(index, _json(beside(index), _FILE, _without_merges), merges=False)
+    return words.tokens if words is not None else {}
+
+
 def roles_of_keys(index: TensorIndex) -> dict[str, int]:
     """Numbers of tokens with a role that keys of a GGUF say."""
     found = {role: stored_value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     return {role: number for role, number in found.items() if isinstance(number, int)}
 
 
-def _templates(files: Mapping[str, Any]) -> dict[str, str]:
+def templates_of(files: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates of a checkpoint by name, as transformers takes them."""
     found: dict[str, Any] = {"default": _JINJA} if _JINJA in files else {}
     found |= {Path(name).stem: name for name in files if name.startswith(_MORE) and name.endswith(".jinja")}
@@ -187,12 +195,13 @@ def _templates(files: Mapping[str, Any]) -> dict[str, str]:
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
 
 
-def _of_checkpoint(
-    out: TensorIndex, ours: Words, files: Mapping[str, Any], document: Mapping[str, Any]
-) -> Iterator[Fact]:
+def _of_checkpoint(out: TensorIndex, ours: Words, source: TensorIndex, document: Mapping[str, Any]) -> Iterator[Fact]:
     """Faults of keys other than words that were made of documents."""
-    templates = _templates(files)
-    wanted: dict[str, Any] = {f"{_TEMPLATE}.{name}".removesuffix(".default"): text for name, text in templates.items()}
+    files = beside(source)
+    templates = templates_of(files)
+    wanted: dict[str, Any] = dict.fromkeys({_TEMPLATE} & out.metadata.keys()) | {
+        f"{_TEMPLATE}.{name}".removesuffix(".default"): text for name, text in templates.items()
+    }
     if more := sorted(templates.keys() - {"default"}):
         wanted[f"{_TEMPLATE}s"] = more
     for key, meant in wanted.items():  # a family adds some of its own
@@ -208,6 +217,13 @@ def _of_checkpoint(
         number = keys.roles.get(said := "bos" if role == "bos" else keys.end, -1)
         if text and keys.kind.get("closed") and ours.tokens.get(number) != text:
             yield Fact(f"tokenizer.ggml.{ALL_ROLES[said]}_token_id", shown(number), shown(text))
+    roles, family = _roles(source, files, ours.tokens, ALL_ROLES), FAMILIES[out.config.family] if out.config else None
+    rows = family.parameters.values() if family else ()  # a drafter's mask is a parameter
+    told = {full_key(out.architecture, cell.key) for row in rows for cell in row.key_cells(out.format)}
+    for role in ALL_ROLES.keys() - _ROLES.keys() if not keys.kind.get("closed") else ():
+        key = f"tokenizer.ggml.{ALL_ROLES[role]}_token_id"
+        if key not in told and stored_value(out, key) not in (None, roles.get(role)):
+            yield Fact(key, shown(stored_value(out, key)), shown(roles.get(role)))
     flags = _flags(document, files)
     for word, (name, _) in keys.kind.get("flags", {}).items():
         value = keys.charsmap if word == "map" else keys.flags[word]
@@ -511,14 +527,16 @@ def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
     return {key: token for key, token in found.items() if isinstance(token, dict)} if isinstance(found, dict) else {}
 
 
-def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
+def _roles(
+    index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str], of: Iterable[str] = _ROLES
+) -> dict[str, Any]:
     """Numbers of tokens with a role, of the tokenizer or of config.json."""
     numbers = {text: number for number, text in tokens.items()}
     settings = _json(files, _SETTINGS)
     if "added_tokens_decoder" not in settings:  # as transformers reads them (PreTrainedTokenizerBase._from_pretrained)
         settings |= _json(files, "special_tokens_map.json")
     config, found = document_of(index.metadata), {}
-    for role in _ROLES:
+    for role in of:
         said = settings.get(f"{role}_token")
         text = said.get("content") if isinstance(said, dict) else said
         number = numbers.get(text) if isinstance(text, str) else config.get(f"{role}_token_id")
@@ -794,7 +812,8 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     if keys.pieces and keys.unknown is not None and "unk" not in keys.roles:
         meant["unk_token"] = keys.words.tokens[keys.unknown]
     meant["chat_template"] = keys.templates()
-    for key, value in meant.items():
+    free = {"model_max_length", "added_tokens_decoder"}  # which are compared elsewhere
+    for key, value in {**dict.fromkeys(settings.keys() - free), **meant}.items():
         if type(settings.get(key)) is not type(value) or settings.get(key) != value:
             yield Fact(key, shown(settings.get(key)), shown(value))
     for number, token in settings.get("added_tokens_decoder", {}).items():
@@ -806,6 +825,8 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
 def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     """Faults of a ``generation_config.json``."""
     texts, words, types = needed()["ends"]["texts"], keys.words.tokens, keys.words.types
+    for key in sorted(document.keys() - {f"{role}_token_id" for role in ("bos", "eos", "pad")}):
+        yield Fact(key, shown(document[key]), None)
     for role in ("bos", "pad"):
         said, meant = document.get(f"{role}_token_id"), keys.roles.get(role)
         if said != meant and (said is not None or meant in words):

@@ -8,12 +8,11 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, NUMBERS, checked_number
-from ckconv.core.late import table_of
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
@@ -35,10 +34,22 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, and_more, counted, nearest, quoted
 from ckconv.families import schema, towers
-from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters, layers_behind
+from ckconv.families.catalog import FAMILIES, SIZES, families_of_gguf, hyperparameters, layers_behind
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
-from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
+from ckconv.formats.gguf.values import (
+    ALIGNMENT_KEY,
+    LENGTH,
+    VERSION,
+    ArrayRef,
+    MetaValue,
+    Record,
+    align_up,
+    header,
+    keys_by_type,
+    known_types,
+    types_of,
+)
 from ckconv.formats.safetensors.files import PLAIN, POOLING, kept_documents, modules_of, pooling_of
 from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.plan.planner import Planner
@@ -46,8 +57,6 @@ from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
 from ckconv.tokenizer.vocabulary import MODELS
 
 # -- Keys of a GGUF that readers know, by type, and short names --------------------------------------------------------
-
-KNOWN = Path(__file__).with_name("known_keys.toml")
 
 TOKENS, MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 
@@ -71,40 +80,13 @@ _ROLES = {
 _NAMES = {f"{ours}{end}": f"{_PREFIX}{theirs}{_ID}" for ours, theirs in _ROLES.items() for end in ("_token", _ID)}
 
 
-@cache
-def _by_type() -> Mapping[str, tuple[str, ...]]:
-    return {kind: tuple(keys.split()) for kind, keys in table_of(KNOWN).items()}
-
-
-def _known(architecture: str, family: str) -> Mapping[str, list[str]]:
-    """Key, or glob, -> types of an architecture or one of its families."""
-    found: dict[str, list[str]] = {}
-    for one in [FAMILIES[family]] if family else families_of_gguf(architecture):
-        for cell in (cell for row in one.parameters.values() for cell in row.key_cells("gguf")):
-            kind = f"arr[{cell.type[:-2]}]" if cell.type.endswith("[]") else cell.type
-            if not cell.key.startswith("/"):
-                found.setdefault(f"{architecture}.{cell.key}", []).append(kind)
-    return {**found, **{key: [kind] for kind, keys in _by_type().items() for key in keys}}
-
-
-def types_of(key: str, architecture: str) -> list[str]:
-    """The types of a key; empty where no table has it."""
-    return _among(_known(architecture, ""), key)
-
-
-def _among(found: Mapping[str, list[str]], key: str) -> list[str]:
-    return found.get(key) or next((kinds for glob, kinds in found.items() if fnmatchcase(key, glob)), [])
-
-
-def _mistyped(key: str, value: Value, architecture: str) -> str:
+def _mistyped(key: str, value: Value, known: Mapping[str, list[str]]) -> str:
     """The type that llama.cpp wants of a key that has another one.
 
     Of several it takes any list for a number of each layer.
     """
-    if value.type.startswith("arr["):
-        return ""
-    kinds = [kind for kind in types_of(key, architecture) if not kind.startswith("arr[")]
-    return "" if value.type in kinds else next(iter(kinds), "")
+    kinds = [kind for kind in types_of(key, known) if not kind.startswith("arr[")]
+    return "" if value.type in kinds or value.type.startswith("arr[") else next(iter(kinds), "")
 
 
 def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str) -> Iterator[str]:
@@ -113,11 +95,11 @@ def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str
     It looks at the type of what it reads, and stops at another one (``get_key`` of llama-model-loader.cpp).
     """
     read = (f"{architecture}.", _PREFIX, *_LOADED)
-    own = _known(architecture, family) if family else {}  # which most have: other families are not read for them
+    own = known_types(architecture, family) if family else {}  # which most have: other families are not read for them
     others = {key: value for key, value in metadata.items() if key.startswith(read)}
-    others = {key: value for key, value in others.items() if value.type not in _among(own, key)}
-    kinds = {key: _mistyped(key, value, architecture) for key, value in others.items()}
-    kinds = {key: kind for key, kind in kinds.items() if kind}
+    others = {key: value for key, value in others.items() if value.type not in types_of(key, own)}
+    known = known_types(architecture) if others else {}
+    kinds = {key: kind for key, value in others.items() if (kind := _mistyped(key, value, known))}
     if not kinds:
         return
     texts = {key: _text(kinds[key], _plain(as_read({key: metadata[key]})[key])) for key in kinds}
@@ -137,13 +119,13 @@ def _text(kind: str, value: object) -> str:
 
 def unknown_note(key: str, architecture: str) -> str:
     """Note on a key that no known reader reads; may be empty."""
-    families = families_of_gguf(architecture)
-    if types_of(key, architecture) or (not families and key.startswith(f"{architecture}.")):
+    families, known = families_of_gguf(architecture), known_types(architecture)
+    if types_of(key, known) or (not families and key.startswith(f"{architecture}.")):
         return ""
     read = [name for family in families for name in family.metadata.keys]
     if key in {f"{architecture}.{name}" for name in read}:
         return ""
-    names = [*_known(architecture, ""), *(f"{architecture}.{name}" for name in read)]
+    names = [*known, *(f"{architecture}.{name}" for name in read)]
     near = nearest(key, names, 0.8)
     return f"no known reader looks at {key}{f'; did you mean {near}?' if near else ''}"
 
@@ -161,7 +143,7 @@ def _resolved(metadata: Mapping[str, Value], short: str, text: str) -> tuple[str
     key = short if short in metadata else _TEMPLATE if short == "chat_template" else _NAMES.get(short, short)
     if not (key.startswith(_PREFIX) and key.endswith(_ID)) or text.lstrip("-").isdecimal():
         return key, text
-    if text.partition(":")[0] in _by_type():  # u32:7
+    if text.partition(":")[0] in keys_by_type():  # u32:7
         return key, text
     if TOKENS not in metadata:
         raise UsageError("usage.meta", f"--set-meta {key}: the file has no tokens, so {quoted(text)} names none")
@@ -187,8 +169,6 @@ ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
 
 _TOKENS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.merges")
-#: Parameters that follow from the tensors' shapes.
-_SHAPES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocabulary", "experts"})
 
 
 def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
@@ -240,7 +220,7 @@ def edited(
     parameters = hyperparameters(architecture) if ruled else []
     tensors = {row.key for family in families_of_gguf(architecture) for row in family.tensors.values() if row.key}
     kept = _dropped(metadata, planner.options.drop_meta, _keys_of(architecture, parameters) | tensors)
-    decided = _keys_of(architecture, [row for row in parameters if row[0] in _SHAPES])
+    decided = _keys_of(architecture, [row for row in parameters if row[0] in SIZES])
     decided |= {ALIGNMENT_KEY, *tensors, *([] if own else [ARCHITECTURE_KEY])}
     made = _with_set(kept, pairs, decided, architecture)
     _check_numbers(made, [key for key, _ in pairs], architecture, parameters)
@@ -274,16 +254,16 @@ def _with_set(
     metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str], architecture: str
 ) -> dict[str, Value]:
     """Metadata with a flag's values, typed as the key, else as they look."""
-    made = dict(metadata)
+    made, known = dict(metadata), known_types(architecture)
     for key, text in pairs:
         there = made.get(key)
-        other = _mistyped(key, there, architecture) if there else ""
+        other = _mistyped(key, there, known) if there else ""
         by_tensors = UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
         if (key in decided and not other) or key.startswith((SPLIT_KEYS, towers.ORIGINAL_SHAPE)):
             raise by_tensors
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
-        kind = other or (there.type if there else next(iter(types_of(key, architecture)), ""))
+        kind = other or (there.type if there else next(iter(types_of(key, known)), ""))
         kind = STRING.name if key == ARCHITECTURE_KEY else kind
         made[key] = _parsed(key, kind, text) if kind else _new(key, text)
         if key in decided and there and _plain(as_read({"": there})[""]) != _plain(as_read({"": made[key]})[""]):

@@ -6,13 +6,15 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple, dataclass, pattern
+from ckconv.core.late import NamedTuple, dataclass, pattern, table_of
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
+from ckconv.families.catalog import FAMILIES, families_of_gguf
 from ckconv.io.files import ByteSource
 
 # Reading a GGUF header forward, a window at a time, so that memory stays bounded whatever the header declares.
@@ -527,3 +529,30 @@ def _not_bool(cursor: Cursor, key: str, offset: int, byte: int) -> InputError:
         found=byte,
         allowed="0 or 1",
     )
+
+
+# -- Keys of a GGUF that readers know, by type -------------------------------------------------------------------------
+
+KNOWN = Path(__file__).with_name("known_keys.toml")
+
+
+@cache
+def keys_by_type() -> Mapping[str, tuple[str, ...]]:
+    """Type -> keys, and globs of keys, outside of an architecture."""
+    return {kind: tuple(keys.split()) for kind, keys in table_of(KNOWN).items()}
+
+
+def known_types(architecture: str, family: str = "") -> Mapping[str, list[str]]:
+    """Key, or glob, -> types of an architecture or one of its families."""
+    found: dict[str, list[str]] = {}
+    for one in [FAMILIES[family]] if family else families_of_gguf(architecture):
+        for cell in (cell for row in one.parameters.values() for cell in row.key_cells("gguf")):
+            kind = f"arr[{cell.type[:-2]}]" if cell.type.endswith("[]") else cell.type
+            if not cell.key.startswith("/"):
+                found.setdefault(f"{architecture}.{cell.key}", []).append(kind)
+    return {**found, **{key: [kind] for kind, keys in keys_by_type().items() for key in keys}}
+
+
+def types_of(key: str, known: Mapping[str, list[str]]) -> list[str]:
+    """The types of a key; empty where no table has it."""
+    return known.get(key) or next((kinds for glob, kinds in known.items() if fnmatchcase(key, glob)), [])

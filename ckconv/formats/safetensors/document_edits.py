@@ -156,13 +156,16 @@ class _Edits:
             nested = [(*at, key) for at in tables for key in _table(self._after[file], (*at, "")) or ()]
             for path in nested:
                 key = path[-1]
-                names = (key, ".".join(path), f"{file}:{key}" if ":" in glob else key)
+                words = [
+                    ".".join((*path[:-2], *word)) for word in _spellings(path[-2:])
+                ]  # in the other table of RoPE, too
+                names = (key, ".".join(path), *words, f"{file}:{key}" if ":" in glob else key)
                 if not any(fnmatchcase(name, glob) for name in names):
                     continue
                 if _table(self._after[file], path) is None:  # gone with the table that it was in
                     continue
                 stale = key in QUANTIZATION_KEYS and all(one.dtype in _PLAIN for one in self._index.stored)
-                if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")) and not stale:
+                if file == CONFIG_NAME and (key in self._decided or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
                     raise UsageError("usage.meta", message)
                 found = True
@@ -232,6 +235,13 @@ class _Edits:
         """The decoder's part of ``config.json``."""
         return text_part(self._after[CONFIG_NAME])
 
+    @property
+    def _decided(self) -> frozenset[str]:
+        """Keys that follow from the tensors, by the family's words too."""
+        family = huggingface_family(self._after[CONFIG_NAME])
+        rows = [row for name, row in family.parameters.items() if name in catalog.SIZES] if family else []
+        return frozenset(_DECIDED) | {cell.key for row in rows for cell in row.key_cells("hf") if cell.read is None}
+
     def _names(self) -> list[str]:
         family = huggingface_family(self._after[CONFIG_NAME])
         return [*family.document.keys.keys] if family else []
@@ -244,7 +254,7 @@ class _Edits:
     def _value(self, place: _Place, text: str) -> Any:
         """Text as a value of the class's type, or of the old value's."""
         key = place.path[-1]
-        if place.file == CONFIG_NAME and key in _DECIDED and self._index.config is not None:
+        if place.file == CONFIG_NAME and key in self._decided and self._index.config is not None:
             raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
         table = _table(self._after[place.file], place.path) or {}
         old, kinds = table.get(key), _rows().get(place.file, {}).get(key)
