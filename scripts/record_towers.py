@@ -520,6 +520,38 @@ def deepseek_ocr() -> dict[str, list[int]]:
     return {f"model.{name}": shape for name, shape in found.items()}
 
 
+def decoder(start: str, width: int, narrow: int) -> dict[str, list[int]]:
+    """Two layers of a Qwen 2."""
+    found = {"model.embed_tokens": [384, width], "model.norm": [width], "lm_head": [384, width]}
+    for n in range(2):
+        layer = f"model.layers.{n}"
+        found |= {f"{layer}.{name}_layernorm": [width] for name in ("input", "post_attention")}
+        found |= {f"{layer}.mlp.{name}_proj": [40, width] for name in ("gate", "up")}
+        found |= {f"{layer}.mlp.down_proj": [width, 40], f"{layer}.self_attn.o_proj": [width, width]}
+        found |= {f"{layer}.self_attn.{name}_proj": [narrow, width] for name in ("k", "v")}
+        found |= {f"{layer}.self_attn.q_proj": [width, width]}
+    biases = {name: shape[:1] for name, shape in found.items() if name.endswith(("q_proj", "k_proj", "v_proj"))}
+    whole = {f"{start}{name}.weight": shape for name, shape in found.items()}
+    return whole | {f"{start}{name}.bias": shape for name, shape in biases.items()}
+
+
+def minicpmv() -> dict[str, list[int]]:
+    """The tower of a MiniCPM-V and its resampler, whose heads have 128 elements."""
+    found = module("vpm.embeddings.patch_embedding", 16, 3, 4, 4) | module("vpm.post_layernorm", 16)
+    found["vpm.embeddings.position_embedding.weight"] = [4900, 16]
+    for n in range(3):
+        layer = f"vpm.encoder.layers.{n}"
+        found |= module(f"{layer}.layer_norm1", 16) | module(f"{layer}.layer_norm2", 16)
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            found |= module(f"{layer}.self_attn.{name}", 16, 16)
+        found |= module(f"{layer}.mlp.fc1", 20, 16) | module(f"{layer}.mlp.fc2", 16, 20)
+    found |= {"resampler.query": [8, 128], "resampler.proj": [128, 128], "resampler.kv_proj.weight": [128, 16]}
+    found |= {"resampler.attn.in_proj_weight": [384, 128], "resampler.attn.in_proj_bias": [384]}
+    for name in ("ln_q", "ln_kv", "ln_post"):
+        found |= module(f"resampler.{name}", 128)
+    return found | module("resampler.attn.out_proj", 128, 128)
+
+
 def gemma3n(dtype: str) -> dict[str, Any]:
     """A Gemma 3n whose MobileNetV5 of timm, which has one size, is a sixteenth as wide."""
     text = {**_TEXT, "hidden_size": 128, "head_dim": 12, "hidden_size_per_layer_input": 256, "laurel_rank": 64,
@@ -598,6 +630,29 @@ _OCR = of_repository(
     _PREPARED,
 )
 
+_MINICPM = of_repository(
+    {
+        **_TEXT,
+        "architectures": ["MiniCPMV"],
+        "batch_vision_input": True,
+        "drop_vision_last_layer": False,
+        "hidden_size": 128,
+        "image_size": 32,
+        "model_type": "minicpmv",
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "query_num": 8,
+        "slice_config": {"max_slice_nums": 9, "model_type": "minicpmv", "patch_size": 4},
+        "slice_mode": True,
+        "use_image_id": True,
+        "version": "2.6",
+        "vision_config": {**_VISION, "image_size": 280, "model_type": "siglip", "patch_size": 4},
+    },
+    minicpmv(),
+    decoder("llm.", 128, 64),
+    {"norm_mean": [0.5, 0.25, 0.125], "norm_std": [0.5, 0.4, 0.3], "version": 2.6, "max_slice_nums": 9},
+)
+
 #: What released checkpoints say they are, by which llama.cpp's converter knows them -> transformers' class.
 _CLASSES = {
     "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
@@ -666,6 +721,8 @@ OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
         ),
         "F16",
     ),
+    "minicpmv-f16": (_MINICPM, "F16"),
+    "minicpmv-f32": (_MINICPM, "F32"),
     "deepseek_ocr-f16": (_OCR, "F16"),
     "deepseek_ocr-bf16": (_OCR, "BF16"),
     "gemma3n-bf16": (gemma3n, "BF16"),
@@ -703,8 +760,9 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     dtype = next(iter(recorded["tensors"].values()))[0]
     placed = {key: tensor for key, tensor in recorded["tensors"].items() if key not in _UNPLACED}
     checkpoint({**recorded, "tensors": placed}, place / "source")
-    if name.startswith("llava"):
-        return {**recorded, "converter": read_gguf(older(place, recorded))}
+    for kind, script in (("llava", older), ("minicpmv-", resampler)):
+        if name.startswith(kind):
+            return {**recorded, "converter": read_gguf(script(place, recorded))}
     classes = [_CLASSES.get(one, one) for one in recorded["config"]["architectures"]]
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(),
@@ -753,6 +811,27 @@ def older(place: Path, recorded: dict[str, Any]) -> Path:
     named: Any = SimpleNamespace(CLIPVisionModel=Clip, CLIPModel=None, CLIPProcessor=None, SiglipVisionModel=None)
     with patch.dict(sys.modules, transformers=named):
         runpy.run_path(str(script), run_name="__main__")
+    return place / f"mmproj-model-{dtype.lower()}.gguf"
+
+
+def resampler(place: Path, recorded: dict[str, Any]) -> Path:
+    """What ``minicpmv-convert-image-encoder-to-gguf.py`` makes of what ``minicpmv-surgery.py`` takes apart."""
+    prepared, dtype = recorded["prepared"], next(iter(recorded["tensors"].values()))[0]
+    with safe_open(place / "source" / "model.safetensors", "pt") as file:
+        stored = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - it is no mapping
+    for part, name in (("vpm.", "clip"), ("resampler.", "projector")):
+        cut = "vpm." if part == "vpm." else ""
+        torch.save(
+            {key.removeprefix(cut): value for key, value in stored.items() if key.startswith(part)},
+            place / "source" / f"minicpmv.{name}",
+        )
+    script = Path(os.environ["LLAMA_CPP_SOURCES"], "tools/mtmd/legacy-models/minicpmv-convert-image-encoder-to-gguf.py")
+    sys.argv = [
+        str(script), "-m", str(place / "source"), "-o", str(place), "--minicpmv_version", "3",
+        *(["--use-f32"] if dtype == "F32" else []),
+        *("--image-mean", *map(str, prepared["norm_mean"])), *("--image-std", *map(str, prepared["norm_std"])),
+    ]  # fmt: skip
+    runpy.run_path(str(script), run_name="__main__")
     return place / f"mmproj-model-{dtype.lower()}.gguf"
 
 

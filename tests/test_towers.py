@@ -33,6 +33,11 @@ ROUNDED = {
 #: Sines and cosines, of which torch's float32 are off in the last place.
 ROUNDED["qwen2_5_omni-f32"] = ("a.position_embd.weight", "a.conv1d.1.weight", "a.conv1d.2.weight")
 ROUNDED["qwen2_5_omni-f16"] = ("a.position_embd.weight",)
+#: A kernel that the script has in F16 in every file, and sines and cosines of numpy's float32.
+ROUNDED |= {
+    "minicpmv-f16": ("resampler.pos_embed_k",),
+    "minicpmv-f32": ("resampler.pos_embed_k", "v.patch_embd.weight"),
+}
 #: The converter knows no place for these norms of Gemma 3n, and rounds a matrix that nothing reads.
 ROUNDED["gemma3n-bf16"] = ("a.conv1d.0.norm.weight", "a.conv1d.1.norm.weight", "a.pre_encode.out.weight")
 #: log(1 + exp(w)) in float16, where w is, or by torch's float32, which is off in the last place.
@@ -86,7 +91,7 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
         wanted["tensors"][rounded] = made["tensors"][rounded]
     assert differing(wanted["tensors"], made["tensors"]) == ""
     assert differing(wanted["keys"], made["keys"]) == ""
-    table = name.startswith("qwen2_5_omni")  # of positions, which is no part of the checkpoint
+    table = name.startswith(("qwen2_5_omni", "minicpmv-"))  # of positions, which is no part of the checkpoint
     assert report.verified == len(open_model(tmp_path / "mmproj.gguf").tensors) + table
 
 

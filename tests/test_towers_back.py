@@ -28,7 +28,8 @@ RECORDED = recordings()
 
 #: Models that see, of which both halves are known.
 HALF = (
-    *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm", "deepseek_ocr"),  # code of repositories
+    # code of repositories
+    *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm", "deepseek_ocr", "minicpmv-"),
     "qwen3_vl_moe",  # a GGUF of its tower is read as that of the dense ones
     "janus",  # it draws, too
 )
@@ -237,7 +238,7 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
 
 
 #: One of each tower whose file holds no row of the text model's embedding, and whose width is not the text model's.
-_OTHERS = ("gemma3n", "glm4v_moe", "glm_ocr", "mistral3", "pixtral")
+_OTHERS = ("gemma3n", "minicpmv-", "glm4v_moe", "glm_ocr", "mistral3", "pixtral")
 EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(_OTHERS)}
 
 

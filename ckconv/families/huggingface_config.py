@@ -10,6 +10,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import LAYER_TABLE, text_key, text_on_top, text_table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.families.catalog import document_words, family_of_class, family_of_model_type, written_words
+from ckconv.families import towers
+from ckconv.families.catalog import FAMILIES, document_words, family_of_class, family_of_model_type, written_words
 from ckconv.families.expressions import FULL, SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import default_of, takes, ties_head
 from ckconv.families.keys import MLX_LM, READERS, ROPE_KEYS, TRANSFORMERS, Parameter, RopeStyle
@@ -571,7 +573,15 @@ def _with_outer_tie(config: Mapping[str, Any], family: Family, consumer: str) ->
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
     """Family of ``model_type``, or of the class; ``None`` without rules."""
     own = text_config(config)
-    return family_of_model_type(str(own.get("model_type", "")), own) or family_of_class(own)
+    return family_of_model_type(str(own.get("model_type", "")), own) or family_of_class(own) or _beside_tower(config)
+
+
+def _beside_tower(config: Mapping[str, Any]) -> Family | None:
+    """Family of a text model whose keys stand beside a tower's."""
+    with suppress(ValueError):  # what the document does not say
+        if tower := towers.tower_beside(config):
+            return FAMILIES.get(str(Values(tower, ConfigSource(config))["text_family"]))
+    return None
 
 
 def huggingface_config(
@@ -648,7 +658,7 @@ def huggingface_config(
     )
     unread = (*unknown, *unread)
     named = next(iter(_texts_of(config.get("architectures"))), "")
-    if named and not text_key(config) and not _is_class_of(named, family):
+    if named and not text_key(config) and not _is_class_of(named, family) and _beside_tower(config) is not family:
         overruled = (*overruled, f"architectures ({named}), because model_type is there")
     made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
     made = _completed(ConfigSource(own, stored), family, made, reader, local, fail)
@@ -708,6 +718,8 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     unknown, own = family.document.keys.unknown(stated), text_config(config)
     code, foreign = _code_of(config) if consumer == TRANSFORMERS else "", ""
     named = code or next(iter(_texts_of(own.get("architectures"))), "")
+    if (tower := towers.tower_beside(config)) and named in tower.in_huggingface.classes:
+        unknown, code, named = [key for key in unknown if not towers.of_a_tower(tower, key)], "", ""
     if own is config and named and not _is_class_of(named, family):
         foreign = named
     known = not family.document.closed and _model_type(own, family) == own.get("model_type")

@@ -546,6 +546,7 @@ NESTED = (
     ("model.text_model.", "model."),
     ("language_model.", ""),
     ("language_model.model.blocks.", "model.layers."),
+    ("llm.", ""),
 )
 
 #: The same of paths of modules; the last is mlx-vlm's of SmolVLM and Idefics 3.
@@ -564,8 +565,9 @@ _BESIDE = frozenset(
     {
         "aligner", "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "merger", "mlp1",
         "mlp_AR", "mm_projector", "multi_modal_projector", "multimodal_projector", "patch_merger",
-        "pre_mm_projector_norm", "projector", "sam_model", "view_seperator", "vision", "vision_embedder",
+        "pre_mm_projector_norm", "projector", "resampler", "sam_model", "view_seperator", "vision", "vision_embedder",
         "vision_encoder", "vision_language_adapter", "vision_model", "vision_projection", "vision_tower", "visual",
+        "vpm",
     }
 )  # fmt: skip
 

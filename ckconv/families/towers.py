@@ -64,6 +64,19 @@ def tower_of_document(document: Mapping[str, Any]) -> Family | None:
     return min(fits, key=lambda one: one.in_huggingface.condition is None, default=None)
 
 
+def tower_beside(document: Mapping[str, Any]) -> Family | None:
+    """Tower of a document that has the text model's keys at its top."""
+    alone = metadata.text_key(document) or not isinstance(document.get("vision_config"), dict)
+    tower = None if alone else tower_of_document(document)
+    return tower if tower and "text_family" in tower.parameters else None
+
+
+def of_a_tower(family: Family, key: str) -> bool:
+    """Whether a key at the top of a document is about its tower."""
+    heads = (cell.head for row in family.parameters.values() for cell in row.key_cells("hf"))
+    return key in family.document.keys.keys or key in heads
+
+
 def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | None:
     """The tower of an mmproj, by ``clip.projector_type``.
 

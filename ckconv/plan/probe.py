@@ -139,13 +139,23 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
         yield from (name for name, before in index.once(canonical.unowned).items() if not files.are_zero(runs(before)))
 
 
-def sinusoids(rows: int, columns: int) -> Floats:
+def sinusoids(rows: int, columns: int, *deep: int) -> Floats:
     """Sines of positions, and behind them their cosines.
+
+    Of a plane: those of each place in a row, before those of the row.
 
     Every step is rounded to the nearest float32, where torch's are off in the last place, and otherwise on another
     processor. Source: ``SinusoidsPositionEmbedding`` of transformers' qwen2_5_omni, ``generate_extra_tensors`` of
     llama.cpp's ``conversion/qwenvl.py``.
     """
+    if deep:  # ``get_2d_sincos_pos_embed`` of minicpmv-convert-image-encoder-to-gguf.py
+        quarter = deep[0] // 4
+        parts = (np.arange(quarter, dtype=np.float32) / np.float32(quarter)).astype(np.float64)
+        turns = (np.float32(1) / (10000**parts).astype(np.float32)).astype(np.float32)
+        places = (np.outer(np.arange(size, dtype=np.float32), turns).astype(np.float64) for size in (columns, rows))
+        along, down = (np.concatenate([np.sin(each), np.cos(each)], 1).astype(np.float32) for each in places)
+        plane = (np.tile(along, (rows, 1)), np.repeat(down, columns, 0))
+        return np.concatenate(plane, 1)
     step = np.float32(-math.log(10000) / (columns // 2 - 1))
     powers = (step * np.arange(columns // 2, dtype=np.float32)).astype(np.float64)
     angles = (np.arange(rows, dtype=np.float32)[:, None] * np.exp(powers).astype(np.float32)).astype(np.float64)
@@ -161,12 +171,10 @@ def no_sinusoids(index: TensorIndex, tables: Mapping[str, tuple[int, ...]]) -> I
     """
     with Files(index.identities) as files:
         for stored in (item.stored for item in index.dropped if item.stored.name in tables):
-            data, rows, columns = bytearray(stored.extent.nbytes), *tables[stored.name]
+            data, shape = bytearray(stored.extent.nbytes), tables[stored.name]
             files.read_run([stored.extent], 0, data)
-            alike = stored.dtype is F32 and stored.shape == (rows, columns)
-            if not (
-                alike and np.allclose(np.frombuffer(data, "<f4").reshape(rows, -1), sinusoids(rows, columns), atol=1e-3)
-            ):
+            alike = stored.dtype is F32 and stored.shape == (math.prod(shape[:-1]), shape[-1])
+            if not (alike and np.allclose(np.frombuffer(data, "<f4"), sinusoids(*shape).ravel(), atol=1e-3)):
                 yield stored.name
 
 

@@ -38,7 +38,7 @@ from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
-from ckconv.families.towers import tower_family
+from ckconv.families.towers import of_a_tower, tower_beside, tower_family
 from ckconv.verification.content import (
     Fact,
     engine_row,
@@ -360,10 +360,14 @@ def _of_head(pair: Pair) -> Iterator[Fact]:
 def _of_source(pair: Pair) -> Iterator[Fact]:
     """Keys of the source's: all of a copy, else those that mean alike."""
     text, alike = text_key(pair.wholes), pair.out.format == pair.source.format
-    alone = bool(text) and (not pair.text or (sees(pair.source) and not pair.sees))  # the text model
+    around, blind = tower_beside(pair.wholes), sees(pair.source) and not pair.sees
+    alone = (bool(text) and (not pair.text or blind)) or bool(around and blind)  # the text model
+    own = {key for key in pair.wholes if around and of_a_tower(around, key)}
+    own = {"auto_map", "model_type", *(own - pair.family.document.keys.keys.keys())}
     other = alone or bool(pair.text and not text)
     mine = pair.whole if text and alike and not alone else pair.mine
-    meant = pair.wholes[text] if alone else pair.wholes if alike else pair.meant
+    part = pair.wholes[text] if text else {key: value for key, value in pair.wholes.items() if key not in own}
+    meant = part if alone else pair.wholes if alike else pair.meant
     free = _STORED | (_LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}

@@ -564,8 +564,13 @@ def _vector(tensor: Tensor, files: Files, rows: Index) -> Doubles:
     return np.full(len(rows), np.nan) if everything is None else everything.reshape(-1)[rows]
 
 
-def sinusoids(rows: int, columns: int) -> Floats:
-    """Sines of positions and their cosines, in powers of one number."""
+def sinusoids(rows: int, columns: int, *deep: int) -> Floats:
+    """Sines of positions and their cosines; of a plane, columns first."""
+    if deep:
+        down, along = np.divmod(np.arange(rows * columns), columns)
+        turn = np.exp(-np.log(10000.0) * 4 / deep[0] * np.arange(deep[0] // 4))
+        spun = [np.exp(1j * np.outer(place, turn)) for place in (along, down)]
+        return np.hstack([half for one in spun for half in (one.imag, one.real)])
     half = columns // 2
     turns = np.outer(np.arange(rows), 10000.0 ** (-np.arange(half) / (half - 1)))
     both: Floats = np.exp(1j * turns)

@@ -792,8 +792,11 @@ class TowerPlanner(GgufPlanner):
         if wide:
             self.refuse(f"llama.cpp computes these kernels as F16 or BF16, and ends at F32: {and_more(wide)}")
         for called, shape in sinusoids_of(self._tower).items():
-            made = numbers_entry(called, called, sinusoids(*shape).astype("<f4").tobytes())
-            entries[called] = made._replace(shape=shape, layout=plain(*shape))
+            made, table = (
+                numbers_entry(called, called, (found := sinusoids(*shape).astype("<f4")).tobytes()),
+                found.shape,
+            )
+            entries[called] = made._replace(shape=table, layout=plain(*table))
         return list(entries.values())
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:

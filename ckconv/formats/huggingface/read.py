@@ -681,7 +681,8 @@ def index_checkpoint(
                 layers=f"the number of layers{said(model, 'num_layers')}",
                 drop=globs,
             )
-            nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
+            beside = text_key(said_of_model) or isinstance(said_of_model.get("vision_config"), dict)
+            nested = NESTED if beside or architecture.endswith(TEXT_PART) else ()
             nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
             nested = (*nested, (THINKER, "")) if whole else nested
             canonical = read(nested=nested)

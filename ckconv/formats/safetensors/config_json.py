@@ -18,7 +18,7 @@ from ckconv.core.layouts import DTYPES
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
-from ckconv.families import catalog
+from ckconv.families import catalog, towers
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
 from ckconv.families.keys import (
@@ -539,8 +539,11 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     family = catalog.FAMILIES[config.family] if config else None
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
-    if not said.kept and config and family and metadata.text_key(document) and not of_both:
+    tower = towers.tower_beside(document)
+    if not said.kept and config and family and (tower or metadata.text_key(document)) and not of_both:
         beside = {*_around(source, index, said), metadata.WHOLE} - {*_OUTER, *catalog.TAKEN}
+        own = (key for key in document if tower and towers.of_a_tower(tower, key))
+        beside |= {key for key in own if key not in family.document.keys.keys} | ({"auto_map"} if tower else set())
         kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
         document |= _of_tower(family, config)
