@@ -12,8 +12,10 @@ from checkpoints import Decoder, Raw, Tensors, bf16, quantized, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 from packing import packed
 
+from ckconv.api import convert
 from ckconv.comparison.compare import diff, hash_index
 from ckconv.core.layouts import BF16, F16, F32, DType
+from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
@@ -163,6 +165,18 @@ def test_a_module_without_an_entry_is_what_its_arrays_say(tmp_path: Path, settin
     """As mlx-lm's ``infer_quant_config`` has it: entries may name modules as files do, and not as the class does."""
     index = open_index(directory(tmp_path, SOUND, settings))
     assert index.tensors["layers.0.ffn.up.weight"].dtype.name == "MLX 4-bit group 32 F32"
+
+
+@pytest.mark.parametrize("asked", ["affine:4:64", "affine:2:128"])
+def test_rows_of_twice_a_size_of_the_configuration_are_of_the_general_type(asked: str, tmp_path: Path) -> None:
+    """As ``o_proj`` of Qwen 3: half as many columns of twice as many bits would be stored alike."""
+    decoder = Decoder(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, ffn=384)
+    source = save(tmp_path / "hf", decoder.config(), decoder.tensors(), metadata={"format": "pt"})
+
+    convert(source, f"{tmp_path}/mlx/", to="mlx", options=Options(quantize=asked))
+
+    assert open_index(tmp_path / "mlx").tensors["layers.0.attention.output.weight"].shape == (128, 256)
+    convert(tmp_path / "mlx", f"{tmp_path}/back/", to="hf", options=Options(dequantize=True))
 
 
 def test_what_two_quantizations_fit_is_not_guessed_without_a_family(tmp_path: Path) -> None:

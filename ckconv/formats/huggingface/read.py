@@ -105,8 +105,6 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
     documents = (config, config.get(text_key(config) or "")) if huggingface_family(config) else ()
     said = [it for told in documents if isinstance(told, dict) for it in told.items() if type(it[1]) is int]
     widths = {size for key, size in said if key.endswith(_WIDTHS) and key != "vocab_size"}
-    of_heads = {size for key, size in said if key.endswith("head_dim")}
-    widths |= {count * size for key, count in said if key.endswith("_heads") for size in of_heads}
     for tensor in stored:
         module, _, kind = tensor.name.rpartition(".")
         if module not in modules or kind not in ("weight", "scales", "biases"):
@@ -139,9 +137,10 @@ def _inferred(
     """Say how a module without an entry is quantized.
 
     That need not be ``q``, the general settings: entries are lost, or name modules otherwise.
-    mlx-lm's loader (``infer_quant_config``) knows the columns from the class. Here those that are a size of the
-    configuration tell arrays of few bits and long groups from the other way round, and then the general group does:
-    the shape is held against the family's afterwards. Without a family, only what leaves no choice is taken.
+    mlx-lm's loader (``infer_quant_config``) knows the columns from the class. Here the general settings go first; of
+    others, columns that are a size of the configuration tell arrays of few bits and long groups from the other way
+    round, and then the general group does: the shape is held against the family's afterwards. Without a family, only
+    what leaves no choice is taken.
     """
     every = (
         Quantization(mode, bits, group)
@@ -155,7 +154,7 @@ def _inferred(
     likely = [one for one in found if one.columns(weight.shape[-1] * 4) in widths]
     choice = likely or found
     alike = [one for one in choice if one.group_size == q.group_size] if widths else []
-    return q if q in choice else next((few[0] for few in (choice, alike) if len(few) == 1), q)
+    return q if q in found else next((few[0] for few in (choice, alike) if len(few) == 1), q)
 
 
 def _triple(
