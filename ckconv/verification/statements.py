@@ -225,7 +225,8 @@ def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
             if copied and file == CONFIG_NAME and not wrong:  # every other table says what it did, or is set, too
                 before = dict(_at(document_of(source.metadata), key))
                 set_there = [before.get(place) for place in own & found.keys() if fits(found[place])]
-                stale = {place for place in own & found.keys() if before.get(place) in set_there}
+                alike = own & found.keys() if "." not in key else ()  # a path is of one place
+                stale = {place for place in alike if before.get(place) in set_there}
                 others = ((place, said) for place, said in found.items() if not fits(said))
                 wrong = {place: said for place, said in others if place in stale or unequal(said, before.get(place))}
             for said in [*wrong.values()][:1]:
