@@ -10,6 +10,7 @@ import consumers
 import gguf
 import numpy as np
 import pytest
+import tower_cases
 from conftest import FIXTURES
 from gguf import GGUFValueType as Type
 from gguf_copies import gguf_copy
@@ -99,3 +100,40 @@ def test_a_converted_model_has_the_right_types(tmp_path: Path, ckconv) -> None:
 def test_files_of_llama_cpps_converter_have_no_such_note(path: Path, tmp_path: Path, ckconv) -> None:
     found = ckconv("convert", path, tmp_path / "copy.gguf", "--dry-run")
     assert "another type" not in found.out + found.err
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "right"),
+    [
+        ("clip.vision.image_size", Type.INT32, "u32"),
+        ("clip.vision.attention.layer_norm_epsilon", Type.FLOAT64, "f32"),
+        ("clip.vision.block_count", Type.UINT64, "u32"),
+    ],
+)
+def test_a_key_of_a_tower_is_named_too(key: str, kind: Type, right: str, tmp_path: Path, ckconv) -> None:
+    """``gguf_get_val_u32`` of clip.cpp's loader ends the program at another type."""
+    case = tower_cases.checkpoint(tower_cases.recordings()["gemma3-f16"], tmp_path / "hf")
+    tower = tmp_path / "mmproj.gguf"
+    made = ckconv("convert", case, tmp_path / "text.gguf", "--mmproj", tower)
+    assert (made.code, "another type" in made.out) == (0, False), made.err
+    assert "another type" not in ckconv("convert", tower, tmp_path / "same.gguf").out
+    source = gguf_copy(tower, tmp_path / "source.gguf", types={key: kind})
+    for target, *flags in (("copy", "convert"), ("named", "edit", "--set-meta", "general.name=x")):
+        found = ckconv(flags[0], source, tmp_path / f"{target}.gguf", *flags[1:])
+        assert (found.code, f"({key} is " in found.out, f"not {right})" in found.out) == (0, True, True), found.out
+    edited(ckconv("convert", source, tmp_path / "again.gguf"), source, tmp_path / "edited.gguf", ckconv)
+    assert gguf.GGUFReader(tmp_path / "edited.gguf").fields[key].types == gguf.GGUFReader(tower).fields[key].types
+
+
+def test_the_alpha_of_an_adapter_is_a_number_of_any_type_and_named(tmp_path: Path, ckconv) -> None:
+    """``get_kv_f32`` of llama-adapter.cpp reads an f32 alone; a file that says 8 was refused whatever was asked."""
+    base = FIXTURES / "hf" / "llama-untied-f16-sharded"
+    adapter = FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf"
+    assert "another type" not in ckconv("convert", adapter, tmp_path / "same.gguf", "--base", base).out
+    whole = {"adapter.lora.alpha": 8}
+    source = gguf_copy(adapter, tmp_path / "source.gguf", types={"adapter.lora.alpha": Type.UINT32}, keys=whole)
+    found = ckconv("convert", source, tmp_path / "copy.gguf", "--base", base)
+    assert (found.code, "(adapter.lora.alpha is u32, not f32)" in found.out) == (0, True), found.err
+    assert ckconv("convert", source, tmp_path / "peft", "--to", "peft", "--base", base).code == 0
+    assert ckconv("convert", adapter, tmp_path / "other", "--to", "peft", "--base", base).code == 0
+    assert ckconv("diff", tmp_path / "peft", tmp_path / "other").code == 0

@@ -44,7 +44,7 @@ from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import is_regrouped
 from ckconv.formats.gguf import values
-from ckconv.formats.gguf.keys import container, copied, edited
+from ckconv.formats.gguf.keys import container, copied, edited, mistyped_notes
 from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.safetensors.adapter import Opener, check_fits, find_base
 from ckconv.io.json import shown
@@ -204,10 +204,10 @@ def _alpha(file: GgufFile, path: Path) -> float | None:
     if found is None:
         return None
     value = found.value
-    if found.type != "f32" or not isinstance(value, float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         text = shown(value) if isinstance(value, int | float | str) else found.type
         raise InputError("adapter.scale", f"{values.GGUF_ALPHA_KEY} is {text}; it must be an f32 above 0", path=path)
-    return value
+    return float(value)
 
 
 def _text(file: GgufFile, key: str) -> str:
@@ -347,7 +347,9 @@ class GgufAdapterPlanner(AdapterPlanner):
         if self.family and interleaves(self.family):
             found |= self._head_counts(architecture)
         ruled, own = self.family is not None, self.index.format == "gguf"
-        return edited(self, found, architecture, ruled=ruled, own=own)
+        made = edited(self, found, architecture, ruled=ruled, own=own)
+        self.notes += mistyped_notes(made, "adapter", "") if own else ()
+        return made
 
     def _made_metadata(self, architecture: str) -> dict[str, Value]:
         found = {

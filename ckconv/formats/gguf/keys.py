@@ -69,6 +69,9 @@ _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 #: Keys of any model that llama.cpp loads.
 _LOADED = ("general.architecture", "general.file_type", "general.name")
 
+#: Keys whose loaders take no list for a number, nor one of another type.
+_EXACT = ("adapter.", "clip.")
+
 #: Role of a token, in the words of transformers -> what a GGUF calls it, spelled as there.
 _ROLES = {
     **{role: role for role in ("bos", "eos", "eot", "eom", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad")},
@@ -83,16 +86,20 @@ _NAMES = {f"{ours}{end}": f"{_PREFIX}{theirs}{_ID}" for ours, theirs in _ROLES.i
 def _mistyped(key: str, value: Value, known: Mapping[str, list[str]]) -> str:
     """The type that llama.cpp wants of a key that has another one.
 
-    Of several it takes any list for a number of each layer.
+    Of several of a model it takes any list for a number of each layer.
     """
-    kinds = [kind for kind in types_of(key, known) if not kind.startswith("arr[")]
-    return "" if value.type in kinds or value.type.startswith("arr[") else next(iter(kinds), "")
+    exact = key.startswith(_EXACT)
+    if value.type.startswith("arr[") and not exact:
+        return ""
+    kinds = [kind for kind in types_of(key, known) if exact or not kind.startswith("arr[")]
+    return "" if value.type in kinds else next(iter(kinds), "")
 
 
 def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str) -> Iterator[str]:
     """Note keys of another type than llama.cpp loads.
 
-    It looks at the type of what it reads, and stops at another one (``get_key`` of llama-model-loader.cpp).
+    It looks at the type of what it reads, and stops at another one: ``get_key`` of llama-model-loader.cpp, and
+    ``gguf_get_val_*`` in the loaders of adapters and towers.
     """
     read = (f"{architecture}.", _PREFIX, *_LOADED)
     own = known_types(architecture, family) if family else {}  # which most have: other families are not read for them
