@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import consumers
+import family_cases
 import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
 from family_cases import checkpoint, recording
+from gguf_copies import gguf_copy
 
 import ckconv
 from ckconv.core.config import config_differences
@@ -215,6 +217,71 @@ def test_llama_cpp_computes_with_the_factor_what_transformers_does(
         wanted = transformers.logits(source, prompt)
     made = llama_cpp.logits(tmp_path / "m.gguf", prompt)
     assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < 3e-3 * max(1.0, float(wanted.std()))  # a table of GELU
+
+
+#: Key of a latent family's GGUF -> mscale and mscale_all_dim with which transformers computes what llama.cpp does.
+LATENT = [
+    ("deepseek_v3", 0.1, 1.0, 1.0),
+    ("deepseek_v3", 0.0707, 0.707, 0.707),
+    ("deepseek_v3", 0.0, 1 + GROWTH, 1.0),
+    ("deepseek_v3", None, 1 + GROWTH, 1.0),
+    ("deepseek_v2", None, 1 + GROWTH, 1.0),
+    ("deepseek_v32", 0.1, 1.0, 1.0),
+    ("deepseek_v32", 0.0707, (GROWTH**2 / (1 + 0.707 * (GROWTH - 1)) - 1) / (GROWTH - 1), 1.0),
+    ("deepseek_v32", None, 1 + GROWTH, 1.0),
+]
+
+
+def latent(family: str, number: float | None, folder: Path) -> Path:
+    """A GGUF whose YaRN has this number, and betas that llama.cpp does not read there."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, folder / "hf", case.tokenizer)
+    made = ckconv.convert(source, folder / "plain.gguf", options=ckconv.Options(dtype="f32")).plan
+    prefix = f"{field(folder / 'plain.gguf', 'general.architecture')}.rope.scaling"
+    assert not made.refusals
+    keys: dict[str, Any] = {
+        f"{prefix}.type": "yarn", f"{prefix}.factor": 4.0, f"{prefix}.original_context_length": 16,
+        f"{prefix}.yarn_beta_fast": 16.0, f"{prefix}.yarn_beta_slow": 2.0,
+    }  # fmt: skip
+    keys |= {} if number is None else {f"{prefix}.yarn_log_multiplier": number}
+    return gguf_copy(folder / "plain.gguf", folder / "m.gguf", keys=keys)
+
+
+@pytest.mark.parametrize(("family", "number", "one", "both"), LATENT)
+def test_the_one_number_of_latent_attention_comes_back_as_two(
+    family: str, number: float | None, one: float, both: float, tmp_path: Path
+) -> None:
+    """Without it llama.cpp weighs scores as by 1 and turns by more; what was written differed by 340 %."""
+    ckconv.convert(latent(family, number, tmp_path), tmp_path / "back", to="safetensors")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    said = config.get("rope_parameters") or config["rope_scaling"]
+    assert (said["mscale"], said["mscale_all_dim"]) == pytest.approx((one, both), rel=1e-6)
+    assert said.keys().isdisjoint({"beta_fast", "beta_slow", "attention_factor"})
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("family", "number"), [row[:2] for row in LATENT])
+def test_llama_cpp_and_transformers_compute_the_same_of_latent_attention(
+    llama_cpp: consumers.Consumer, family: str, number: float | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    source = latent(family, number, tmp_path)
+    ckconv.convert(source, tmp_path / "back", to="safetensors")
+    prompt = tuple((7 * i * i + 3 * i + 5) % 90 for i in range(24))
+    with consumers.transformers() as transformers:
+        wanted = transformers.logits(tmp_path / "back", prompt)
+    made = llama_cpp.logits(source, prompt)
+    assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < 1e-4 * max(1.0, float(wanted.std()))
+
+
+def test_another_mscale_of_a_deepseek_v32_is_refused(tmp_path: Path) -> None:
+    """llama.cpp takes the exception that it makes for a deepseek2 for no other architecture."""
+    case = next(case for case in family_cases.cases("deepseek_v32") if case.name == "yarn")
+    table = {**case.recorded["config"]["rope_parameters"], "mscale": 0.707, "mscale_all_dim": 0.707}
+    config = {**case.recorded["config"], "rope_parameters": table}
+    source = family_cases.checkpoint({**case.recorded, "config": config}, tmp_path / "hf", case.tokenizer)
+    with pytest.raises(UnsupportedError, match="deepseek32 knows YaRN with 1 for mscale and mscale_all_dim only"):
+        ckconv.convert(source, tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("family", ["gemma3", "modernbert"])

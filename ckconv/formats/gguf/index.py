@@ -332,9 +332,8 @@ def _rope_scaling(
     original = number("rope.scaling.original_context_length", True)
     key, kind = found("rope.scaling.type")
     start = int(original or config.context_length)
-    numbers = _scaling_numbers(
-        file, architecture, family, {**config.scope, "rope_original": start, "rope_factor": factor}
-    )
+    given = {"rope_type": kind or "default", "rope_original": start, "rope_factor": factor}
+    numbers = _scaling_numbers(file, architecture, family, {**config.scope, **given})
     sets = numbers.keys() & {"long_factor", "short_factor"}
     if original == 0 and (sets or kind == "yarn"):
         raise _fail(file)(f"{found('rope.scaling.original_context_length')[0]} is 0")
