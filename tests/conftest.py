@@ -196,6 +196,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
     def write(data: bytes, name: str = "model.gguf") -> Path:
         path = tmp_path / name
+        path.unlink(missing_ok=True)  # ext4 waits for the disk where a file is written again: ten times as long
         path.write_bytes(data)
         return path
 
