@@ -14,21 +14,8 @@ from ckconv.core.tensors import HEAD, TensorIndex, parse
 from ckconv.errors import VerifyError, listed, nearest
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
-from ckconv.formats.bump import ages, read, sidefiles
+from ckconv.formats.bump import ages, read, sidefiles, slots
 from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
-from ckconv.formats.bump.slots import (
-    EXTENDED_HEADER_BYTES,
-    EXTENSION_BYTES,
-    HEADER_BYTES,
-    SLOTS_V5,
-    SUMMARIZED,
-    TEMPLATED,
-    TYPE_WORDS,
-    HeaderV3,
-    HeaderV4,
-    canonical_json,
-    key_of,
-)
 from ckconv.io.files import open_source
 
 # What the engine's builder checks when it builds a bump 5 or 4 file, checked without building.
@@ -47,7 +34,9 @@ UNUSED, MISSING, SUMMARY, HASH = (
 #: An entry that every file of the layout has whose layers have attention and a feed-forward block each.
 _MARK = "layer.0.wq"
 
-_OPTIONAL = frozenset(key_of(slot) for group in SLOTS_V5 for slot in group if slot.optional and slot.parts) - {HEAD}
+_OPTIONAL = frozenset(
+    slots.key_of(slot) for group in slots.SLOTS_V5 for slot in group if slot.optional and slot.parts
+) - {HEAD}
 
 
 def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
@@ -56,11 +45,11 @@ def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
     if config is None or _MARK not in {tensor.source for tensor in index.tensors.values()}:
         return
     family = read.row_family(config.family)
-    needed, name = used(family, TEMPLATED), family.gguf
+    needed, name = used(family, slots.TEMPLATED), family.gguf
     there = Counter(pattern for pattern in (parse(one).pattern for one in index.tensors) if pattern in _OPTIONAL)
-    slots = {parse(one).pattern: tensor.source for one, tensor in [*index.tensors.items()][::-1]}
+    sources = {parse(one).pattern: tensor.source for one, tensor in [*index.tensors.items()][::-1]}
     for pattern in sorted(there.keys() - needed):
-        yield UNUSED, f"{slots[pattern]} is used by no operation of the engine's {name}"
+        yield UNUSED, f"{sources[pattern]} is used by no operation of the engine's {name}"
     for pattern in sorted(needed):
         if there[pattern] < config.num_layers:
             yield MISSING, f"{pattern} is missing in {config.num_layers - there[pattern]} layers, and {name} has it"
@@ -75,7 +64,7 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
     """Faults of a manifest's ``quant_summary``: wrong types, missing matrices."""
     if not isinstance(summary, dict):
         return
-    words = {tensor.source: TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
+    words = {tensor.source: slots.TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
     words["lm_head"] = words.get("output.weight") or words.get("lm_head_weight") or words.get("token_emb", "")
     told: dict[str, object] = {}
     for name, value in summary.items():
@@ -83,8 +72,8 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
     for slot, word in told.items():
         if slot in words and words[slot] != word:
             yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
-    row = read.row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
-    summarized = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARIZED
+    row = read.row_family(index.config.family).engines.get(slots.TEMPLATED) if index.config else None
+    summarized = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else slots.SUMMARIZED
     for tensor in index.tensors.values():
         slot = tensor.source
         if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarized and slot not in told:
@@ -95,7 +84,7 @@ def hash_faults(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Wrong hashes inside the metadata."""
     stated = metadata.get("template_hash")
     if stated is not None and isinstance(metadata.get("template"), dict):
-        found = hashlib.sha256(canonical_json(metadata["template"])).hexdigest()
+        found = hashlib.sha256(slots.canonical_json(metadata["template"])).hexdigest()
         if stated != found:
             yield HASH, f"template_hash is {stated!r}, the template's SHA-256 is {found}"
 
@@ -166,7 +155,7 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
     }
     config, manifest = sidefiles.load_config(paths[CONFIG_NAME], required=False), load_manifest(paths[MANIFEST_NAME])
     header = index.facts["header"]
-    if isinstance(header, HeaderV3):
+    if isinstance(header, slots.HeaderV3):
         _check(paths[CONFIG_NAME], [*_unnamed(config), *_misspelt(config, _BUMP3_KEYS)] if config is not None else [])
         return
     metadata = _metadata(index)
@@ -195,7 +184,7 @@ def _check(path: Path, faults: list[str]) -> None:
 def _metadata(index: TensorIndex) -> Document | None:
     with open_source(index.path) as source:
         metadata = read_bump5(
-            index.path, source, source.read_whole(0, HEADER_BYTES), index.version, named=True
+            index.path, source, source.read_whole(0, slots.HEADER_BYTES), index.version, named=True
         ).metadata
     return metadata.document if metadata else None
 
@@ -227,7 +216,9 @@ def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
             yield f"it has no {key}, but {near!r}"
 
 
-def _manifest_faults(manifest: Document, metadata: Document | None, header: HeaderV4, index: TensorIndex) -> list[str]:
+def _manifest_faults(
+    manifest: Document, metadata: Document | None, header: slots.HeaderV4, index: TensorIndex
+) -> list[str]:
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}
     faults = []
@@ -240,7 +231,11 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
             if key in document and document[key] != getattr(header, field):
                 faults.append(f"{where}{key} is {document[key]!r}, the file's header says {getattr(header, field):,}")
     layout = manifest.get("bump_layout") if index.facts["layout"].endswith("-D") else None
-    sizes = {"header_size": HEADER_BYTES, "ext_metadata_size": EXTENSION_BYTES, "data_start": EXTENDED_HEADER_BYTES}
+    sizes = {
+        "header_size": slots.HEADER_BYTES,
+        "ext_metadata_size": slots.EXTENSION_BYTES,
+        "data_start": slots.EXTENDED_HEADER_BYTES,
+    }
     layout = layout if isinstance(layout, dict) else {}
     for key, size in sizes.items():
         if layout.get(key, size) != size:
@@ -274,10 +269,10 @@ def _digest(manifest: Document, metadata: Document) -> str:
     kept["entries"] = [{key: entry[key] for key in _ENTRY_KEYS & entry.keys()} for entry in manifest["entries"]]
     if isinstance(known, dict) and isinstance(kept.get("config"), dict):
         kept["config"] = {key: value for key, value in kept["config"].items() if key in known}
-    return hashlib.sha256(canonical_json(kept)).hexdigest()
+    return hashlib.sha256(slots.canonical_json(kept)).hexdigest()
 
 
-def _config_faults(config: Document, described: Document, header: HeaderV4) -> list[str]:
+def _config_faults(config: Document, described: Document, header: slots.HeaderV4) -> list[str]:
     """Keys of ckconv's that ``config.json`` lacks or contradicts."""
     faults = list(_unnamed(config, own=True))
     known = described.get("config")
@@ -287,7 +282,7 @@ def _config_faults(config: Document, described: Document, header: HeaderV4) -> l
     expected = {HUGGINGFACE_KEYS.get(key, key): stated[key] for key in stated if key not in _BUILDERS_OWN}
     expected |= {"num_merges": header.num_merges, "total_vocab_bytes": header.total_vocab_bytes}
     families = families_of_gguf(str(known.get("model")))
-    classes = [f.hf_class for f in families if TEMPLATED in f.engines and not f.engines[TEMPLATED].absent]
+    classes = [f.hf_class for f in families if slots.TEMPLATED in f.engines and not f.engines[slots.TEMPLATED].absent]
     if classes:
         expected["architectures"] = classes[:1]
     for key, value in expected.items():

@@ -14,37 +14,8 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, F32, DType, Kind
 from ckconv.core.tensors import Checksum, Extent, StoredTensor, Tensor, with_layer
 from ckconv.errors import Faults, InputError, counted, listed, quoted
+from ckconv.formats.bump import slots
 from ckconv.formats.bump.sidefiles import described_table
-from ckconv.formats.bump.slots import (
-    ALIASES,
-    ALIGN_ELEMENTS,
-    CANONICAL,
-    CONTENT_WORDS,
-    EXTENDED_HEADER_BYTES,
-    FOOTER,
-    FOOTER_MAGIC,
-    HEADER_BYTES,
-    SIZES,
-    SLOTS_A,
-    SLOTS_C,
-    SLOTS_E,
-    SLOTS_F,
-    SLOTS_V5,
-    TABLE_LENGTH,
-    TYPE_WORDS,
-    Geometry,
-    HeaderV3,
-    HeaderV4,
-    Placed,
-    Slot,
-    SlotTable,
-    align,
-    key_of,
-    place,
-    slots_of,
-    table_entries,
-    with_optional,
-)
 from ckconv.io.files import ByteSource
 from ckconv.io.json import Document, parse_object, read_object, shown
 
@@ -146,23 +117,25 @@ def _entry(item: object) -> Entry | None:
             return None
     assert isinstance(offset, int)
     assert isinstance(nbytes, int)
-    return Entry(ALIASES.get(name, name), dtype, offset, nbytes)
+    return Entry(slots.ALIASES.get(name, name), dtype, offset, nbytes)
 
 
-def slots_named(manifest: Manifest, table: SlotTable, num_layers: int) -> tuple[SlotTable, list[str]]:
+def slots_named(manifest: Manifest, table: slots.SlotTable, num_layers: int) -> tuple[slots.SlotTable, list[str]]:
     """Slots of ``table`` that a manifest names, and faults as sentences."""
     names = manifest.entries.keys()
-    present = {key_of(slot) for group in table for slot in group if slot.optional and with_layer(slot.name, 0) in names}
-    resolved = with_optional(table, present)
-    slots = {with_layer(slot.name, n): slot for slot, n in slots_of(resolved, num_layers) if slot.stored}
-    missing = [name for name, slot in slots.items() if name not in names and not slot.zero_if_absent]
-    extra = [name for name in names if name not in slots]
+    present = {
+        slots.key_of(slot) for group in table for slot in group if slot.optional and with_layer(slot.name, 0) in names
+    }
+    resolved = slots.with_optional(table, present)
+    wanted = {with_layer(slot.name, n): slot for slot, n in slots.slots_of(resolved, num_layers) if slot.stored}
+    missing = [name for name, slot in wanted.items() if name not in names and not slot.zero_if_absent]
+    extra = [name for name in names if name not in wanted]
     sentences = [f"{MANIFEST_NAME} has no entry {name}" for name in missing]
     sentences += [f"{MANIFEST_NAME}: {quoted(name)} is not a slot of this layout" for name in extra]
     return resolved, sentences
 
 
-def relocated(placed: list[Placed], manifest: Manifest, path: Path) -> list[Placed]:
+def relocated(placed: list[slots.Placed], manifest: Manifest, path: Path) -> list[slots.Placed]:
     """The placed slots that have an entry, at the entry's offset.
 
     Raises:
@@ -172,13 +145,13 @@ def relocated(placed: list[Placed], manifest: Manifest, path: Path) -> list[Plac
     sizes: dict[str, int] = {}
     for item in placed:
         sizes[item.slot_name] = sizes.get(item.slot_name, 0) + item.nbytes
-    found: list[Placed] = []
+    found: list[slots.Placed] = []
     at: dict[str, int] = {}
     for item in placed:
         entry = manifest.entries.get(item.slot_name)
         if entry is None:
             continue
-        words = CONTENT_WORDS if item.slot.content else TYPE_WORDS
+        words = slots.CONTENT_WORDS if item.slot.content else slots.TYPE_WORDS
         word = words.get(item.dtype.name)
         if item.slot_name not in at and entry.dtype != word:
             faults.add(
@@ -250,26 +223,21 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
     Raises:
         InputError: ``bump.metadata``.
     """
-    footer_at = size - FOOTER.size
+    footer_at = size - slots.FOOTER.size
     if footer_at < start:
         raise InputError(
             CODE,
-            f"the file ends at byte {size:,}, where its dtype table and footer need {start + FOOTER.size:,}",
+            f"the file ends at byte {size:,}, where its dtype table and footer need {start + slots.FOOTER.size:,}",
             path=path,
             found=size,
-            allowed=start + FOOTER.size,
+            allowed=start + slots.FOOTER.size,
             hint="the copy looks incomplete",
         )
-    magic, nbytes, sha256 = FOOTER.unpack(source.read_whole(footer_at, FOOTER.size))
-    if magic != FOOTER_MAGIC:
-        raise InputError(
-            CODE,
-            f"footer magic {FOOTER_MAGIC.decode()!r} not found {FOOTER.size} bytes before the end, but {magic!r}",
-            path=path,
-            offset=footer_at,
-            found=magic,
-            hint="the copy looks incomplete",
-        )
+    magic, nbytes, sha256 = slots.FOOTER.unpack(source.read_whole(footer_at, slots.FOOTER.size))
+    if magic != slots.FOOTER_MAGIC:
+        wanted = f"footer magic {slots.FOOTER_MAGIC.decode()!r} not found {slots.FOOTER.size} bytes before the end"
+        hint = "the copy looks incomplete"
+        raise InputError(CODE, f"{wanted}, but {magic!r}", path=path, offset=footer_at, found=magic, hint=hint)
     limit = min(footer_at - start, _METADATA_DOCUMENT.limit)
     if nbytes > limit:
         raise InputError(
@@ -316,10 +284,10 @@ def read_table(
         expected: lengths that the number of layers allows.
         hint: what helps where it has another.
     """
-    raw = source.read_at(at, TABLE_LENGTH.size)
-    if len(raw) < TABLE_LENGTH.size:
+    raw = source.read_at(at, slots.TABLE_LENGTH.size)
+    if len(raw) < slots.TABLE_LENGTH.size:
         raise InputError("bump.dtype-table", "the file ends before the dtype table", path=path, offset=at)
-    (count,) = TABLE_LENGTH.unpack(raw)
+    (count,) = slots.TABLE_LENGTH.unpack(raw)
     if count not in expected:
         lengths = " or ".join(f"{length:,}" for length in sorted(expected))
         raise InputError(
@@ -331,7 +299,7 @@ def read_table(
             allowed=max(expected),
             hint=hint or None,
         )
-    start = at + TABLE_LENGTH.size
+    start = at + slots.TABLE_LENGTH.size
     if source.size is not None and start + count > source.size:
         raise InputError(
             "bump.dtype-table",
@@ -347,12 +315,12 @@ def read_table(
     return codes
 
 
-def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
+def types_of(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
     """Slot name -> type, FP32 without a code; ``None`` for a wrong code."""
     known = BUMP_CODES[numbering]
     types: dict[str, DType] = {}
     remaining = iter(codes)
-    for slot, layer in slots_of(table, num_layers):
+    for slot, layer in slots.slots_of(table, num_layers):
         dtype = known.get(next(remaining)) if slot.coded else F32
         if dtype is None or (slot.fp32 and dtype is not F32) or dtype.kind is Kind.INTEGER:
             return None
@@ -360,12 +328,12 @@ def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) ->
     return types
 
 
-def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
+def code_error(path: Path, table: slots.SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
     """Error for codes, from byte ``start`` on, that no numbering explains."""
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
-    coded = [(slot, layer) for slot, layer in slots_of(table, num_layers) if slot.coded]
+    coded = [(slot, layer) for slot, layer in slots.slots_of(table, num_layers) if slot.coded]
     if len(coded) != len(codes):  # of a layout whose codes belong to no slots
         coded = []
     for position, ((slot, layer), code) in enumerate(zip(coded, codes, strict=False)):
@@ -381,10 +349,12 @@ def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, star
     return InputError("bump.dtype-table", faults[0], path=path, offset=first or None, details=listed(faults[1:]))
 
 
-def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> None:
+def check_room(path: Path, table: slots.SlotTable, g: slots.Geometry, size: int | None) -> None:
     """Check that all layers' vectors fit, before the index grows by them."""
-    layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != CANONICAL)
-    least = place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    layer = tuple(
+        slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != slots.CANONICAL
+    )
+    least = slots.place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     need = g.num_layers * sum(item.nbytes for item in least)
     if size is not None and need > size:
         raise InputError(
@@ -397,12 +367,12 @@ def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> N
         )
 
 
-def misfit(placed: list[Placed]) -> Placed | None:
+def misfit(placed: list[slots.Placed]) -> slots.Placed | None:
     """The first tensor whose rows are not whole blocks."""
     return next((p for p in placed if p.layout.cols % p.dtype.block or p.layout.stored_cols % p.dtype.block), None)
 
 
-def misfit_error(path: Path, item: Placed) -> InputError:
+def misfit_error(path: Path, item: slots.Placed) -> InputError:
     """Error for a tensor whose rows are not whole blocks."""
     return InputError(
         "bump.dtype-table",
@@ -412,7 +382,7 @@ def misfit_error(path: Path, item: Placed) -> InputError:
     )
 
 
-def extent_error(path: Path, placed: list[Placed], size: int) -> InputError:
+def extent_error(path: Path, placed: list[slots.Placed], size: int) -> InputError:
     """Error for a payload that ends at byte ``size``, not at its last slot's."""
     end = placed[-1].offset + placed[-1].nbytes
     for item in placed:
@@ -435,13 +405,13 @@ def extent_error(path: Path, placed: list[Placed], size: int) -> InputError:
     )
 
 
-def stored_of(path: Path, placed: Placed) -> StoredTensor:
+def stored_of(path: Path, placed: slots.Placed) -> StoredTensor:
     """Stored form of a slot, or of one of its parts."""
     name = placed.canonical or placed.slot_name
     return StoredTensor(name, placed.dtype, placed.shape, Extent(path, placed.offset, placed.nbytes))
 
 
-def tensor_of(path: Path, placed: Placed) -> Tensor:
+def tensor_of(path: Path, placed: slots.Placed) -> Tensor:
     """The canonical tensor in a slot."""
     return Tensor(
         placed.canonical,
@@ -454,14 +424,14 @@ def tensor_of(path: Path, placed: Placed) -> Tensor:
     )
 
 
-def tensors_of(path: Path, placed: Iterable[Placed]) -> dict[str, Any]:
+def tensors_of(path: Path, placed: Iterable[slots.Placed]) -> dict[str, Any]:
     """Fields of an index about tensors that are stored under canonical names."""
     tensors = {item.canonical: tensor_of(path, item) for item in placed}
     stored = tuple(stored_of(path, item) for item in placed)
     return {"stored": stored, "tensors": tensors, "canonical_of": {name: (name,) for name in tensors}}
 
 
-def by_slot(types: Mapping[str, DType]) -> Callable[[Slot, int | None], DType]:
+def by_slot(types: Mapping[str, DType]) -> Callable[[slots.Slot, int | None], DType]:
     """Types by slot name, as :func:`place` asks for them."""
     return lambda slot, layer: types[with_layer(slot.name, layer)]
 
@@ -489,7 +459,7 @@ class Flavour(NamedTuple):
     """
 
     name: str
-    slots: SlotTable
+    slots: slots.SlotTable
     numberings: tuple[str, ...] = ("v4",)
     extended: bool = False
     tokenizer_fields: bool = False
@@ -498,12 +468,12 @@ class Flavour(NamedTuple):
     own_q4_k: bool = False
 
 
-A = Flavour("A", SLOTS_A, ("v3", "v4"), interleaved=False)
-B = Flavour("B", SLOTS_C)
-C = Flavour("C", SLOTS_C, tokenizer_fields=True)
-D = Flavour("D", SLOTS_V5, extended=True, tokenizer_fields=True)
-E = Flavour("E", SLOTS_E, ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
-F = E._replace(name="F", slots=SLOTS_F)
+A = Flavour("A", slots.SLOTS_A, ("v3", "v4"), interleaved=False)
+B = Flavour("B", slots.SLOTS_C)
+C = Flavour("C", slots.SLOTS_C, tokenizer_fields=True)
+D = Flavour("D", slots.SLOTS_V5, extended=True, tokenizer_fields=True)
+E = Flavour("E", slots.SLOTS_E, ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
+F = E._replace(name="F", slots=slots.SLOTS_F)
 
 #: The layouts of each version, in the order in which they are tried.
 FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E, F), 5: (D, E, F)}
@@ -512,7 +482,7 @@ FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E, F), 5: (D, E, F)}
 # What a BUMPWGT4 or BUMPWGT5 file says about itself: header, dtype table, and the metadata at its end.
 
 #: What the scripts round up to: 16 elements, or a K-quant's block.
-_CONTEXT_STEPS = (ALIGN_ELEMENTS, 256)
+_CONTEXT_STEPS = (slots.ALIGN_ELEMENTS, 256)
 
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
 
@@ -530,7 +500,7 @@ class Bump5File(NamedTuple):
     """
 
     version: int
-    header: HeaderV4
+    header: slots.HeaderV4
     flavours: tuple[Flavour, ...]
     table_at: int
     codes: bytes
@@ -540,7 +510,7 @@ class Bump5File(NamedTuple):
     @property
     def start(self) -> int:
         """Where the payload begins."""
-        return self.table_at + TABLE_LENGTH.size + len(self.codes)
+        return self.table_at + slots.TABLE_LENGTH.size + len(self.codes)
 
     @property
     def end(self) -> int:
@@ -548,9 +518,9 @@ class Bump5File(NamedTuple):
         return self.metadata.offset if self.metadata else self.size or self.start
 
     @property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> slots.Geometry:
         """The sizes, all of which the header names."""
-        return Geometry(*(getattr(self.header, field) for field in SIZES))
+        return slots.Geometry(*(getattr(self.header, field) for field in slots.SIZES))
 
 
 def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, named: bool = False) -> Bump5File:
@@ -565,12 +535,14 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
     Raises:
         InputError: ``bump.header``, ``bump.dtype-table`` or ``bump.metadata``.
     """
-    between = source.read_at(HEADER_BYTES, EXTENDED_HEADER_BYTES - HEADER_BYTES + TABLE_LENGTH.size)
-    header = HeaderV4.unpack(head, tokenizer_fields=True)
+    between = source.read_at(
+        slots.HEADER_BYTES, slots.EXTENDED_HEADER_BYTES - slots.HEADER_BYTES + slots.TABLE_LENGTH.size
+    )
+    header = slots.HeaderV4.unpack(head, tokenizer_fields=True)
     check_numbers(path, header, _faults(header))
     extended = _extended(path, between, header.num_layers, version)
     if not extended and not any(head[0x70:0x78]):  # the checksum ends before these bytes or covers them
-        header = HeaderV4.unpack(head, tokenizer_fields=False)
+        header = slots.HeaderV4.unpack(head, tokenizer_fields=False)
     check_reserved(path, header.reserved, header.reserved_at)
     if header.num_merges and not header.total_vocab_bytes:
         raise InputError(
@@ -586,19 +558,19 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
     if not flavours:
         raise InputError(
             "bump.header",
-            f"bump {version} has no layout with token counts at 0x50 and the dtype table at {HEADER_BYTES:#x}",
+            f"bump {version} has no layout with token counts at 0x50 and the dtype table at {slots.HEADER_BYTES:#x}",
             path=path,
             offset=0x50,
         )
-    table_at = EXTENDED_HEADER_BYTES if extended else HEADER_BYTES
+    table_at = slots.EXTENDED_HEADER_BYTES if extended else slots.HEADER_BYTES
     layers = header.num_layers
     expected = {length for flavour in flavours for length in table_lengths(flavour, layers)}
-    raw = source.read_at(table_at, TABLE_LENGTH.size)
-    coded = TABLE_LENGTH.unpack(raw)[0] if len(raw) == TABLE_LENGTH.size else 0
+    raw = source.read_at(table_at, slots.TABLE_LENGTH.size)
+    coded = slots.TABLE_LENGTH.unpack(raw)[0] if len(raw) == slots.TABLE_LENGTH.size else 0
     own = None
     if version == 5 and coded not in expected and source.size is not None and coded < source.size:
         with suppress(InputError):  # of a table that is none, more is said below
-            found = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + coded)
+            found = read_metadata(path, source, source.size, table_at + slots.TABLE_LENGTH.size + coded)
             described = found.document.get("config")
             own = described_table(described, layers, coded) if isinstance(described, dict) else None
     if own is not None:
@@ -610,7 +582,7 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
         flavours = tuple(flavour for flavour in flavours if len(codes) in table_lengths(flavour, layers))
     metadata = None
     if version == 5 and source.size is not None:
-        metadata = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + len(codes))
+        metadata = read_metadata(path, source, source.size, table_at + slots.TABLE_LENGTH.size + len(codes))
     return Bump5File(version, header, flavours, table_at, codes, source.size, metadata)
 
 
@@ -621,8 +593,8 @@ def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
     """
     choices: tuple[set[str], ...] = (set(), set(_POST_NORMS))
     heads: tuple[set[str], ...] = (set(), {"output.weight"})
-    tables = [with_optional(flavour.slots, norms | head) for norms in choices for head in heads]
-    lengths = {table_entries(table, num_layers) for table in tables}
+    tables = [slots.with_optional(flavour.slots, norms | head) for norms in choices for head in heads]
+    lengths = {slots.table_entries(table, num_layers) for table in tables}
     if not flavour.table_by_slot:  # 8 weights a layer in the scripts that are known, 10 with the norms of Q and K
         lengths |= {2 + per_layer * num_layers + head for per_layer in (8, 10) for head in (0, 1)}
     return lengths
@@ -630,14 +602,14 @@ def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
 
 def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool:
     """Whether the dtype table is behind the 24 zeros of newer layouts."""
-    zeros, counted = between[: -TABLE_LENGTH.size], between[-TABLE_LENGTH.size :]
-    if len(between) < EXTENDED_HEADER_BYTES - HEADER_BYTES + TABLE_LENGTH.size or not any(zeros):
+    zeros, counted = between[: -slots.TABLE_LENGTH.size], between[-slots.TABLE_LENGTH.size :]
+    if len(between) < slots.EXTENDED_HEADER_BYTES - slots.HEADER_BYTES + slots.TABLE_LENGTH.size or not any(zeros):
         return True
-    (there,), (here,) = TABLE_LENGTH.unpack(counted), TABLE_LENGTH.unpack_from(zeros)
+    (there,), (here,) = slots.TABLE_LENGTH.unpack(counted), slots.TABLE_LENGTH.unpack_from(zeros)
     older = {n for f in FLAVOURS[version] if not f.extended for n in table_lengths(f, num_layers)}
     newer = {n for f in FLAVOURS[version] if f.extended for n in table_lengths(f, num_layers)}
     if here not in older and there in newer:
-        check_reserved(path, zeros, HEADER_BYTES)
+        check_reserved(path, zeros, slots.HEADER_BYTES)
     return False
 
 
@@ -653,11 +625,11 @@ def check_reserved(path: Path, reserved: bytes, start: int) -> None:
         raise InputError("bump.header", message, path=path, offset=start + at)
 
 
-def _faults(h: HeaderV4) -> Iterator[str]:
+def _faults(h: slots.HeaderV4) -> Iterator[str]:
     if h.num_kv_heads and h.num_heads % h.num_kv_heads:
         yield f"num_heads {h.num_heads} is not a multiple of num_kv_heads {h.num_kv_heads}"
     # Nothing lies in a file that would be as long as this, and no checksum covers it.
-    steps = [align(h.context_length, step) for step in _CONTEXT_STEPS]
+    steps = [slots.align(h.context_length, step) for step in _CONTEXT_STEPS]
     if h.aligned_context > h.context_length and h.aligned_context not in steps:
         yield f"aligned_context {h.aligned_context} is not context {h.context_length} rounded up"
 
@@ -674,7 +646,7 @@ ROUNDED = {
 }  # fmt: skip
 
 
-def check_numbers(path: Path, header: HeaderV3 | HeaderV4, others: Iterable[str]) -> None:
+def check_numbers(path: Path, header: slots.HeaderV3 | slots.HeaderV4, others: Iterable[str]) -> None:
     """Refuse numbers that no model has.
 
     Args:

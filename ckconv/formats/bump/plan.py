@@ -14,18 +14,7 @@ from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIn
 from ckconv.errors import an, and_more
 from ckconv.families import catalog
 from ckconv.families.names import GGUF, names_of, part_hint
-from ckconv.formats.bump.slots import (
-    TABLE_LENGTH,
-    TRAINED,
-    Geometry,
-    Slot,
-    SlotTable,
-    geometry,
-    place,
-    slots_of,
-    table_entries,
-    unusual,
-)
+from ckconv.formats.bump import slots
 from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, no_epsilon, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantizing import Matrix, Placed, Quantized
@@ -48,7 +37,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
     spoiled: dict[str, list[str]] = {}
     kept: set[str] = set()
-    for slot, layer in slots_of(planner.table, planner.config.num_layers):
+    for slot, layer in slots.slots_of(planner.table, planner.config.num_layers):
         name = with_layer(slot.name, layer)
         here = [
             planner.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in planner.tensors
@@ -122,13 +111,13 @@ def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
         parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantized_as
     }
     fit = not any(tensor.shape[-1] % _Q8_0.block for tensor in matrices)
-    slots = [slot for group in planner.table for slot in group if slot.parts]
-    taken = not any(planner.refused_type(_Q8_0, slot) for slot in slots)
+    own = [slot for group in planner.table for slot in group if slot.parts]
+    taken = not any(planner.refused_type(_Q8_0, slot) for slot in own)
     rules = "".join(f",{name}=q8_0" for name in sorted(names))
     return f"--quantize '{planner.options.quantize}{rules}' takes another type" if names and fit and taken else ""
 
 
-def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
+def _type(planner: BumpPlanner, tensor: Tensor, slot: slots.Slot) -> tuple[DType, str]:
     """(type in the output, reason to refuse or "")."""
     asked, source = planner.dtype, tensor.dtype
     if slot.fp32:
@@ -150,7 +139,7 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
     return target, ""
 
 
-def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
+def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: slots.Slot) -> tuple[DType, str]:
     """Smallest type in the output that holds a packed matrix, or a reason."""
     from ckconv.quant.repack import blocks_for, no_block, none_of
 
@@ -206,7 +195,7 @@ class BumpPlanner(Planner):
 
     format = "bump"
     engine: str
-    table: SlotTable
+    table: slots.SlotTable
     numbering: str
     data_start: int
     #: Float rows and heads are padded to this many elements.
@@ -224,7 +213,9 @@ class BumpPlanner(Planner):
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
         self.quantized_as: dict[str, DType] = {}
-        self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
+        self.geometry: slots.Geometry = slots.geometry(
+            config, context=options.context or config.context_length, step=self.step
+        )
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """Make the plan, without steps where it is refused or only asked why."""
@@ -252,7 +243,7 @@ class BumpPlanner(Planner):
         if self.reasons or only_reasons:
             return self.refused()
         self.note_unread()
-        if self.engine != TRAINED and self.index.facts.get("only_here"):
+        if self.engine != slots.TRAINED and self.index.facts.get("only_here"):
             self.notes.append(str(self.index.facts["only_here"]))
         return self._finish(types, interleaved)
 
@@ -267,7 +258,7 @@ class BumpPlanner(Planner):
         return f"ckconv does not know whether the engine computes {what}"
 
     @abstractmethod
-    def refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """Why the engine has no correct kernel for a type in a slot, or empty."""
 
     def keeps(self, source: DType) -> bool:
@@ -387,7 +378,7 @@ class BumpPlanner(Planner):
             text = "the output head is not tied to the embeddings (tie_word_embeddings), but there is none"
             self.refuse_headless(text, "tie_word_embeddings")
         self.reasons += surplus_reasons(self.index, self.dropped)
-        for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
+        for modifier in modifiers_of((*c.modifiers, *slots.unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, c, "the engine"))
         if not c.norm_eps:
             self.reasons.append(no_epsilon(catalog.said(c, "norm_eps", format=self.index.format)))
@@ -404,8 +395,8 @@ class BumpPlanner(Planner):
 
     def matrices(self, types: Mapping[str, DType]) -> dict[str, DType]:
         """Slot -> type, of those whose type the model decides."""
-        slots = slots_of(self.table, self.config.num_layers)
-        names = [with_layer(slot.name, n) for slot, n in slots if slot.parts and not slot.fp32]
+        each = slots.slots_of(self.table, self.config.num_layers)
+        names = [with_layer(slot.name, n) for slot, n in each if slot.parts and not slot.fp32]
         return {name: types[name] for name in names}
 
     def _slides(self) -> bool:
@@ -421,7 +412,7 @@ class BumpPlanner(Planner):
 
     def _check_missing(self) -> None:
         missing: Counter[str] = Counter()
-        for slot, layer in slots_of(self.table, self.config.num_layers):
+        for slot, layer in slots.slots_of(self.table, self.config.num_layers):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
@@ -437,8 +428,8 @@ class BumpPlanner(Planner):
 
     def codes(self, types: Mapping[str, DType]) -> bytes:
         """The dtype table."""
-        slots = slots_of(self.table, self.config.num_layers)
-        codes = [getattr(types[with_layer(slot.name, n)], f"bump_{self.numbering}") for slot, n in slots if slot.coded]
+        each = slots.slots_of(self.table, self.config.num_layers)
+        codes = [getattr(types[with_layer(slot.name, n)], f"bump_{self.numbering}") for slot, n in each if slot.coded]
         return bytes(codes)
 
     def steps(
@@ -446,7 +437,7 @@ class BumpPlanner(Planner):
         types: Mapping[str, DType],
         *,
         interleaved: bool,
-        table: SlotTable | None = None,
+        table: slots.SlotTable | None = None,
         content: Mapping[str, bytes] | None = None,
     ) -> list[Step]:
         """The payload in file order.
@@ -456,16 +447,16 @@ class BumpPlanner(Planner):
             content: slot name -> bytes of tokenizer content.
         """
 
-        def dtype_of(slot: Slot, layer: int | None) -> DType:
+        def dtype_of(slot: slots.Slot, layer: int | None) -> DType:
             return types[with_layer(slot.name, layer)]
 
         content = content or {}
         table = table or self.table
-        placed = place(
+        placed = slots.place(
             table,
             self.geometry,
             dtype_of,
-            start=self.data_start + TABLE_LENGTH.size + table_entries(table, self.config.num_layers),
+            start=self.data_start + slots.TABLE_LENGTH.size + slots.table_entries(table, self.config.num_layers),
             interleaved=interleaved,
             family=self.family,
             content={name: len(data) for name, data in content.items()},

@@ -15,35 +15,8 @@ from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families import catalog, parameters, sizes
-from ckconv.formats.bump import ages, sidefiles
-from ckconv.formats.bump.ages import (
-    LOADED_BY_V3,
-    Age,
-    age_of,
-    merged,
-    numbering,
-    read_template,
-    right_of_bump3,
-    said,
-    template_interleaves,
-)
+from ckconv.formats.bump import ages, sidefiles, slots
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.slots import (
-    ALIGN_ELEMENTS,
-    EXTENDED_HEADER_BYTES,
-    FOR_V7_AND_V8,
-    GENERATED,
-    HEADER_BYTES,
-    K_QUANTS,
-    SLOTS_V3,
-    SLOTS_V5,
-    TEMPLATED,
-    Slot,
-    computed_by,
-    engine_reasons,
-    slots_of,
-    with_optional,
-)
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan, Reason, decode
 from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_of, texts_of, tokenizer_of
@@ -65,7 +38,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
     """Plan of the version that is asked for, or the first that fits the model."""
     if options.trainable:
         return _leading(plan_of(0))
-    version = options.bump_version or (age_of(options).versions[0] if options.engine else 0)
+    version = options.bump_version or (ages.age_of(options).versions[0] if options.engine else 0)
     if version:
         plan = plan_of(version)
         if plan.refusals and version == 3 and not options.engine and not plan_of(5, only_reasons=True).refusals:
@@ -89,7 +62,7 @@ def _leading(plan: Plan) -> Plan:
 
 def _unless_k_quants(plan: Plan) -> Plan:
     """Refuse unasked bump 3 with K-quants: one snapshot at most computes it."""
-    who = computed_by([step.target.dtype.name for step in plan.steps], numbering(plan.options))
+    who = slots.computed_by([step.target.dtype.name for step in plan.steps], ages.numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
     return replace(plan, files=(), refusals=(Reason(who, "--bump-version 3 writes it all the same"),))
@@ -173,9 +146,9 @@ class Remedies:
         """Flag that makes matrices Q8_0: of floats, or all if need be."""
         floats = {slot: _Q8_0 for slot, dtype in self._types.items() if dtype.block == 1}
         every = dict.fromkeys(self._types, _Q8_0)
-        for flag, slots in ((f"--quantize {_Q8_0}", floats), (f"--dequantize --quantize {_Q8_0}", every)):
-            fit = not any(tensor.shape[-1] % _Q8_0.block for slot in slots for tensor in self._held[slot])
-            if slots and fit and self._right({**self._types, **slots}):
+        for flag, changed in ((f"--quantize {_Q8_0}", floats), (f"--dequantize --quantize {_Q8_0}", every)):
+            fit = not any(tensor.shape[-1] % _Q8_0.block for slot in changed for tensor in self._held[slot])
+            if changed and fit and self._right({**self._types, **changed}):
                 return flag
         return ""
 
@@ -187,9 +160,9 @@ class Remedies:
         here = {slot: self._types[slot] for slot in places}
         for count in range(1, len(places) + 1):
             choices = [
-                dict(zip(slots, types, strict=True))
-                for slots in combinations(places, count)
-                for types in product(*(self._others(slot, here) for slot in slots))
+                dict(zip(some, types, strict=True))
+                for some in combinations(places, count)
+                for types in product(*(self._others(slot, here) for slot in some))
             ]
             fitting = [choice for choice in choices if self._stand({**here, **choice})]
             if fitting:
@@ -249,21 +222,21 @@ _POSITIONS_SHARE = 4
 class Bump3Planner(BumpPlanner):
     """The rules of the engine's first generated runtime."""
 
-    engine = GENERATED
+    engine = slots.GENERATED
     version = 3
-    table = SLOTS_V3
-    data_start = HEADER_BYTES
-    step = ALIGN_ELEMENTS
+    table = slots.SLOTS_V3
+    data_start = slots.HEADER_BYTES
+    step = slots.ALIGN_ELEMENTS
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.numbering = numbering(options)
+        self.numbering = ages.numbering(options)
 
     def _check_engine(self) -> None:
         c = self.config
         if self.options.template:
             self.refuse("bump 3 has no place for an engine template")
-        age = age_of(self.options)
+        age = ages.age_of(self.options)
         if self.options.engine and self.version not in age.versions:
             self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
         elif self.options.engine and self.numbering != age.codes:
@@ -274,7 +247,7 @@ class Bump3Planner(BumpPlanner):
             self.refuse(f"{absent.why or plain}{catalog.said(c, 'family', format=self.index.format)}")
             return
         if self.row is None:
-            self.refuse(self.unknown_to_us(GENERATED))
+            self.refuse(self.unknown_to_us(slots.GENERATED))
         if self.family.experts:
             self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")
         if c.head_dim * c.num_heads != c.hidden_size:
@@ -291,12 +264,12 @@ class Bump3Planner(BumpPlanner):
                 "--context N sets the context length",
             )
 
-    def refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
-        age = age_of(self.options)
-        if self.options.engine and source.name in LOADED_BY_V3 and source.name not in age.older:
+        age = ages.age_of(self.options)
+        if self.options.engine and source.name in ages.LOADED_BY_V3 and source.name not in age.older:
             return f"the engine of {age.title} has no correct kernel for {source} matrices"
-        ok = source.name in LOADED_BY_V3
+        ok = source.name in ages.LOADED_BY_V3
         return "" if ok else f"the engine loads F32, Q4_K and Q6_K matrices, not {source}"
 
     def _rotates_pairs(self) -> bool:
@@ -322,7 +295,7 @@ class Bump3Planner(BumpPlanner):
             self.refuse(
                 f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize decodes them to FP32"
             )
-        who = computed_by([dtype.name for dtype in types.values()], self.numbering)
+        who = slots.computed_by([dtype.name for dtype in types.values()], self.numbering)
         self.notes += [who] if who else []
 
     def _check_rows(self, *, interleaved: bool) -> None:
@@ -334,8 +307,8 @@ class Bump3Planner(BumpPlanner):
 
         steps = self.steps(types, interleaved=interleaved)
         kinds = {dtype.name for dtype in self.matrices(types).values()}
-        right = () if interleaved else right_of_bump3(kinds, self.numbering)
-        self.notes += [said(right)] if right and not K_QUANTS & kinds else []
+        right = () if interleaved else ages.right_of_bump3(kinds, self.numbering)
+        self.notes += [ages.said(right)] if right and not slots.K_QUANTS & kinds else []
         layout = "interleaved" if interleaved else "split"
         return self.made(
             [self.file(steps)],
@@ -356,10 +329,10 @@ class Bump3Planner(BumpPlanner):
 class Bump5Planner(BumpPlanner):
     """The rules of the engine's template-driven runtime."""
 
-    engine = TEMPLATED
+    engine = slots.TEMPLATED
     version = 5
     numbering = "v4"
-    data_start = EXTENDED_HEADER_BYTES
+    data_start = slots.EXTENDED_HEADER_BYTES
     step = 1
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
@@ -368,15 +341,15 @@ class Bump5Planner(BumpPlanner):
         self._made: ages.Made | None = None
         self._elsewhere: dict[str, str] = {}
         # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
-        self.present = set(sizes.used(self.family, TEMPLATED))
+        self.present = set(sizes.used(self.family, slots.TEMPLATED))
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)
-        self.slots = sidefiles.table_of(self.family, self.config.scope) or SLOTS_V5
-        self.table = with_optional(self.slots, self.present)
+        self.slots = sidefiles.table_of(self.family, self.config.scope) or slots.SLOTS_V5
+        self.table = slots.with_optional(self.slots, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:
-            self._template = read_template(options.template, self.family.gguf)
+            self._template = ages.read_template(options.template, self.family.gguf)
 
     def _check_engine(self) -> None:
         version = self.version
@@ -387,24 +360,24 @@ class Bump5Planner(BumpPlanner):
         elif self.own_row is not None and self.own_row.why:
             self.refuse(f"{self.own_row.why}{catalog.said(self.config, 'family', format=self.index.format)}")
         elif self.row is None:
-            self.refuse(self.unknown_to_us(TEMPLATED))
+            self.refuse(self.unknown_to_us(slots.TEMPLATED))
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):
-            known = ", ".join(family.name for family in catalog.families_of_engine(TEMPLATED))
+            known = ", ".join(family.name for family in catalog.families_of_engine(slots.TEMPLATED))
             self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
         elif why := ages.no_circuit(self.age, self.family.gguf):
             self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slots and version != 5:
             self.refuse(f"bump {version} has no place for the layers of {an(self.family.name)}", "--bump-version 5")
         elif "window" in self.row.reads:
-            self.reasons += engine_reasons(self.config, self.geometry.context)
+            self.reasons += slots.engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
-        allowed = sizes.added(self.own, TEMPLATED)
+        allowed = sizes.added(self.own, slots.TEMPLATED)
         if allowed is not None:
             there = {parse(name).pattern for name in self.tensors if is_bias(name)}
             if others := sorted(there - allowed):
                 self.refuse(f"{self.own.name} goes to bump {self.version} only without {and_more(others)}")
 
-    def _computed_by(self, fault: Callable[[Age], object]) -> str:
+    def _computed_by(self, fault: Callable[[ages.Age], object]) -> str:
         """Hint at ages without a fault whose templates fit the model."""
         made, there = self._to_judge({}), self._to_judge(self._stay_floats())._replace(biased=self._biased())
         faults = (fault, lambda age: [*ages.conditions(age, made)], lambda age: ages.doubled_biases(age, there))
@@ -414,7 +387,7 @@ class Bump5Planner(BumpPlanner):
         """Slot -> type of the source, of matrices whose rows are no blocks."""
         parts = {
             with_layer(slot.name, n): self.tensors.get(with_layer(slot.parts[0].canonical, n))
-            for slot, n in slots_of(self.table, self.config.num_layers)
+            for slot, n in slots.slots_of(self.table, self.config.num_layers)
             if slot.parts
         }
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
@@ -438,10 +411,10 @@ class Bump5Planner(BumpPlanner):
         """See :meth:`BumpPlanner.elsewhere`."""
         return self._elsewhere.get(why, "")
 
-    def refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
 
-        def wrong(age: Age) -> bool:
+        def wrong(age: ages.Age) -> bool:
             return ages.no_kernel(age, source.name, in_layer="{n}" in slot.name)
 
         if not wrong(self.age):
@@ -457,7 +430,7 @@ class Bump5Planner(BumpPlanner):
         matrices = self.matrices(types)
         layout = "split" if self._rotates_pairs() and not self._interleaved() else ""
         made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
-        made = made._replace(template=merged(ages.needed_template(made), self._template or {}))
+        made = made._replace(template=ages.merged(ages.needed_template(made), self._template or {}))
         for why in ages.later_faults(self.age, made):
             self.refuse(why, "; ".join(filter(None, self._ways_out(made))))
         self._made = made
@@ -475,7 +448,7 @@ class Bump5Planner(BumpPlanner):
             with_layer(slot.name, n): [
                 self.tensors[name] for part in slot.parts if (name := with_layer(part.canonical, n)) in self.tensors
             ]
-            for slot, n in slots_of(self.table, self.config.num_layers)
+            for slot, n in slots.slots_of(self.table, self.config.num_layers)
         }
         remedies = Remedies(held, made.types, self.quantized_as, self.options, right, stand)
         layers = [slot.rpartition(".")[0] for slot, _ in ages.mixed(self.age, made)]
@@ -486,15 +459,15 @@ class Bump5Planner(BumpPlanner):
 
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""
-        slots = {
+        slot_of = {
             with_layer(part.canonical, n): with_layer(slot.name, n)
-            for slot, n in slots_of(self.table, self.config.num_layers)
+            for slot, n in slots.slots_of(self.table, self.config.num_layers)
             for part in slot.parts
             if slot.zero_if_absent
         }
-        there = [tensor for name, tensor in self.tensors.items() if name in slots]
+        there = [tensor for name, tensor in self.tensors.items() if name in slot_of]
         empty = zeros(self.index, there) if self.looks else frozenset[str]()
-        return frozenset(slots[tensor.name] for tensor in there if tensor.name not in empty)
+        return frozenset(slot_of[tensor.name] for tensor in there if tensor.name not in empty)
 
     def _check_rows(self, *, interleaved: bool) -> None:
         """Check that a configuration can say how rows are stored.
@@ -513,7 +486,7 @@ class Bump5Planner(BumpPlanner):
         default = self.row is not None and self.row.rotates == "interleaved"
         if self._template is None:
             return default
-        return template_interleaves(self._template, default)
+        return ages.template_interleaves(self._template, default)
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
@@ -523,7 +496,7 @@ class Bump5Planner(BumpPlanner):
 
         keys = gguf_keys(self.index, self.geometry.vocab)
         content = tokenizer_of(self.index, keys, self.geometry.vocab) or {}
-        table = with_optional(self.slots, self.present | content.keys())
+        table = slots.with_optional(self.slots, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
         assert self._made is not None
         right = ages.right(self._made)
@@ -586,7 +559,7 @@ class Bump5Planner(BumpPlanner):
                 "names: --context N, or --context-len N of its runner, makes them fewer"
             )
         if self.version == 4:
-            self.notes.append(FOR_V7_AND_V8)
+            self.notes.append(slots.FOR_V7_AND_V8)
         if self._template is None:
             self.notes.append("no engine template is embedded (--template): the engine takes its own")
         elif self._template.get("name", self.family.gguf) != self.family.gguf:

@@ -27,18 +27,7 @@ from ckconv.families.names import canonical_pattern
 from ckconv.families.parameters import ConfigSource, ParameterError, Values
 from ckconv.families.schema import Family, TensorRow
 from ckconv.families.sizes import Scope, layers_with
-from ckconv.formats.bump.slots import (
-    ALIASES,
-    CONTENT_WORDS,
-    GENERATED,
-    TEMPLATED,
-    TYPE_WORDS,
-    SlotTable,
-    own_slots,
-    periodic,
-    table_entries,
-    with_optional,
-)
+from ckconv.formats.bump import slots
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object, shown
 from ckconv.publish.files import SideFile, holds, there
@@ -119,7 +108,7 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
             values[field] = number
         elif "num_kv_heads" in header:
             values.setdefault(field, number)
-    model_type = str(config["model_type"] if "model_type" in config else family_without_name(GENERATED, ()))
+    model_type = str(config["model_type"] if "model_type" in config else family_without_name(slots.GENERATED, ()))
     family = family_of_model_type(model_type)
     if family is None:
         raise UnsupportedError(
@@ -161,7 +150,7 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
         return replace(model, local_rope_theta=local or None)
     if isinstance(period, bool) or not isinstance(period, int) or period < 0:
         raise fail(f"sliding_window_pattern must be a whole number, got {shown(period)}")
-    return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))
+    return replace(model, local_rope_theta=local or None, layer_types=slots.periodic(model.num_layers, period))
 
 
 class Described(ConfigSource):
@@ -222,12 +211,12 @@ def check_map(index: TensorIndex) -> bool:
     path = document_beside(index.path, MAP_NAME)
     if index.format != "bump" or index.version < 4 or not path.exists():
         return False
-    slots = dict(_slots(index))
+    held = dict(_slots(index))
     faults: list[str] = []
     seen: set[str] = set()
     entries = list(_entries(path, faults))
     for name, place, _ in entries:
-        slot = slots.get(name)
+        slot = held.get(name)
         if name in seen:
             faults.append(f"{quoted(name)} is listed twice")
         elif slot is None:
@@ -236,7 +225,7 @@ def check_map(index: TensorIndex) -> bool:
             faults.append(f"{name} is {_words(place)}, in the file {_words(slot[0])}")
         seen.add(name)
     faults += _misplaced(entries)
-    faults += [f"{name} is missing" for name, (_, needed) in slots.items() if needed and name not in seen]
+    faults += [f"{name} is missing" for name, (_, needed) in held.items() if needed and name not in seen]
     if faults:
         raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
     return True
@@ -251,14 +240,17 @@ def _slots(index: TensorIndex) -> Iterator[tuple[str, tuple[Place, bool]]]:
     """Slot -> its place, and whether the loader cannot do without it."""
     places: dict[str, tuple[Place, bool]] = {}
     for tensor in index.tensors.values():
-        word = TYPE_WORDS.get(tensor.dtype.name, "")
+        word = slots.TYPE_WORDS.get(tensor.dtype.name, "")
         first = places.get(tensor.source)
         offset, nbytes = tensor.extents[0].offset, tensor.nbytes
         if first is not None:  # a slot of several parts, one after the other
             offset, nbytes = min(offset, first[0][1]), nbytes + first[0][2]
         places[tensor.source] = (word, offset, nbytes), not tensor.may_be_absent
     for stored in index.facts.get("tokenizer") or ():
-        places[stored.name] = (CONTENT_WORDS[stored.dtype.name], stored.extent.offset, stored.extent.nbytes), False
+        places[stored.name] = (
+            (slots.CONTENT_WORDS[stored.dtype.name], stored.extent.offset, stored.extent.nbytes),
+            False,
+        )
     yield from places.items()
 
 
@@ -293,15 +285,15 @@ def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place, int]]:
         except ValueError:
             faults.append(f"line {number:,} is not name|dtype|file_offset|size|runtime_offset")
             continue
-        yield ALIASES.get(name, name), (dtype, offset, nbytes), memory
+        yield slots.ALIASES.get(name, name), (dtype, offset, nbytes), memory
 
 
 # -- Families with entries of their own for layers: rows as slots ------------------------------------------------------
 
 
-def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
+def table_of(family: Family, parameters: Mapping[str, Any]) -> slots.SlotTable | None:
     """The slots of a model; ``None`` for a family with those of a Llama."""
-    row = family.engines.get(TEMPLATED)
+    row = family.engines.get(slots.TEMPLATED)
     if row is None or not row.slots:
         return None
     scope = Scope(family, parameters)
@@ -313,7 +305,7 @@ def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
         fp32 = slot in row.floats or len(tensors[0][0].axes) == 1 or tensors[0][1] == "bias"
         here = None if len(layers) == scope["layers"] else frozenset(layers)
         entries.append((slot, [canonical_pattern(family, one.name, kind) for one, kind in tensors], fp32, here))
-    return own_slots(entries, final_bias=len(of_layers) < len(row.slots))
+    return slots.own_slots(entries, final_bias=len(of_layers) < len(row.slots))
 
 
 def _row(family: Family, name: str) -> tuple[TensorRow, str]:
@@ -324,7 +316,7 @@ def _row(family: Family, name: str) -> tuple[TensorRow, str]:
     return family.tensors[module], kind
 
 
-def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> SlotTable | None:
+def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> slots.SlotTable | None:
     """Slot table of the configured model if it has layers of its own.
 
     Args:
@@ -337,6 +329,6 @@ def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> S
         except (ParameterError, ExpressionError, LookupError, TypeError):
             continue
         heads = (set[str](), {"output.weight"})
-        if table and any(table_entries(with_optional(table, head), num_layers) == coded for head in heads):
+        if table and any(slots.table_entries(slots.with_optional(table, head), num_layers) == coded for head in heads):
             return table
     return None
