@@ -190,7 +190,9 @@ def tokens(name: str, found: np.ndarray, root: Path, picture: np.ndarray) -> np.
     return found[:, : document["text_config"]["hidden_size"]]  # what further layers get stands behind it
 
 
-def computed(name: str, source: Path, media: np.ndarray, folder: Path, model: Path | None = None) -> list[np.ndarray]:
+def computed(
+    name: str, source: Path, media: np.ndarray, folder: Path, model: Path | None = None, dtype: str = "engine"
+) -> list[np.ndarray]:
     """Embeddings, ids and logits of libmtmd and llama.cpp, with a file of the text model or another's."""
     assert _WHEEL is not None
     assert _WHEEL.origin is not None
@@ -198,7 +200,7 @@ def computed(name: str, source: Path, media: np.ndarray, folder: Path, model: Pa
     np.save(files["picture"], media)
     drop = DRAWING if name.startswith("janus") else ()
     convert(model or source, files["model"], options=Options(dtype="f32", drop=drop))
-    convert_tower(source, files["mmproj"])
+    convert_tower(source, files["mmproj"], options=Options(dtype=dtype, allow_lossy=True))
     library = next(Path(_WHEEL.origin).parent.glob("xllamacpp*.so"))
     answers = {key: folder / f"{key}.npy" for key in ("rows", "ids", "logits")}
     with Consumer("llama_cpp_pictures.py", str(library)) as libmtmd:
