@@ -76,6 +76,8 @@ def test_a_copy_is_the_whole(tmp_path: Path) -> None:
     [
         ({"version": "3.0"}, "no number for this version"),
         ({"drop_vision_last_layer": True}, "whole of the tower is True"),
+        ({"drop_vision_last_layer": None}, "whole of the tower is True"),  # as the class has it by itself
+        ({"architectures": ["MiniCPMO"]}, "knows no tower of a 'minicpmv'"),
         ({"vision_config": {**RECORDED["config"]["vision_config"], "layer_norm_eps": 1e-5}}, "layer_norm_eps .* 1e-05"),
     ],
 )
