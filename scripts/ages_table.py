@@ -21,10 +21,10 @@ from ckconv.formats.bump.ages import (  # noqa: E402
 PAGE = ROOT / "docs" / "formats.md"
 TYPES, MIXES, FAMILIES = "| type of a matrix |", "| in one layer |", "| family | in bump 5 |"
 
-#: What the engine does with a type -> in layers, and in the embedding and the head.
+#: What the engine does with a type -> in layers and a head of its own, and in the embedding.
 PLACES = {
     "everywhere": ("right", "right"),
-    "in layers": ("right", "refused"),
+    "all but embeddings": ("right", "refused"),
     "widened": ("widened to F32", "widened to F32"),
     "": ("refused", "refused"),
 }
@@ -33,9 +33,9 @@ SHOWN = ("F32", "BF16", "F16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "
 
 
 def types() -> str:
-    """A row a type: by age, in layers, and in the embedding and the head."""
+    """A row a type: by age, in layers and a head of its own, and in the embedding."""
     newer = {name: age for name, age in ages().items() if 5 in age.versions}
-    heads = [f"{age.title}: {place}" for age in newer.values() for place in ("layers", "embedding, head")]
+    heads = [f"{age.title}: {place}" for age in newer.values() for place in ("layers, own head", "embedding")]
     lines = [f"{TYPES} {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
     found = table_of_types()
     for name in SHOWN:

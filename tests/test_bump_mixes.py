@@ -114,6 +114,22 @@ def test_a_template_may_need_all_logits_for_another_head(name: str, needed: bool
     assert (made.code, said in made.out, "--logits-layout" in made.out) == (0, needed, needed), made.out
 
 
+@pytest.mark.parametrize(("kind", "whose"), [("q5_k", "April 2026"), ("q5_1", "April 2026"), ("q5_0", "July 2026")])
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_a_head_of_its_own_may_be_of_any_type_that_layers_have(
+    arch: str, kind: str, whose: str, tmp_path: Path, ckconv
+) -> None:
+    """Run in both ages: 6 to 12 %; of the last position alone one of them computes something else after a prompt."""
+    norms = {"head_dim": 64, "qk_norm": True} if arch == "qwen3" else {}
+    source = Model(arch=arch, hidden=256, ffn=256, head="own", **norms).write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--quantize", f"q8_0,output.weight={kind}")
+    said = f"the output head is {kind.upper()}: the engine of {whose} is built with --logits-layout full"
+    assert (made.code, said in made.out) == (0, True), made.out + made.err
+    assert "computed right by the engine of April 2026 and of July 2026" in made.out
+    tied = ckconv("convert", source, tmp_path / "t.bump", "--quantize", f"q8_0,token_embd.weight={kind}")
+    assert (tied.code, f"a {kind.upper()} token_emb" in tied.err) == (4, True), tied.out
+
+
 def test_a_gemma3_needs_all_logits_in_april_whatever_its_head_is(tmp_path: Path, ckconv) -> None:
     own = {"head_dim": 64, "qk_norm": True, "post_norms": True}
     source = Model(arch="gemma3", hidden=256, ffn=256, matrix=Q.Q8_0, **own).write(tmp_path / "m.gguf")
@@ -181,8 +197,9 @@ def test_july_turns_what_attention_of_qwen35_reads_into_blocks_for_the_query(
 
 @pytest.mark.parametrize(
     ("words", "right"),
-    [("Q8_0 Q8_0 Q6_K", False), ("Q8_0 Q4_K Q4_K", False), ("Q4_K Q4_K Q8_0", False), ("Q4_K Q4_K Q6_K", True)],
-)
+    [("Q8_0 Q8_0 Q6_K", False), ("Q8_0 Q4_K Q4_K", False), ("Q4_K Q4_K Q8_0", False), ("Q4_K Q4_K Q6_K", True),
+     ("Q5_0 Q5_0 Q5_0", True), ("Q8_0 Q8_0 Q5_0", True), ("Q5_0 Q5_0 Q6_K", False), ("Q5_0 Q6_K Q6_K", False)],
+)  # fmt: skip
 def test_july_has_one_kind_of_blocks_in_attention_of_nemotron_h(
     words: str, right: bool, tmp_path: Path, ckconv
 ) -> None:

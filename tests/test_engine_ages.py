@@ -214,7 +214,7 @@ def test_the_record_says_the_ages(tmp_path: Path, ckconv) -> None:
 def test_formats_prints_where_each_age_computes_a_type(ckconv) -> None:
     found = {t["name"]: t["engines"] for t in ckconv("formats", "--json").json["types"]}
     assert found["BF16"] == {"january": "widened", "april": "widened", "july": "everywhere"}
-    assert found["Q5_0"] == {"january": None, "april": "in layers", "july": "everywhere"}
+    assert found["Q5_0"] == {"january": None, "april": "all but embeddings", "july": "everywhere"}
     assert found["Q4_K"] == {"january": None, "april": "everywhere", "july": "everywhere"}
     assert found["Q4_0"] == dict.fromkeys(ages())
 

@@ -219,9 +219,9 @@ REFUSED: dict[str, tuple[Model, str]] = {
         Model(types={"token_embd.weight": Q.Q5_0}),
         "the engine of April 2026 has no correct kernel for a Q5_0 token_emb: token_embd.weight",
     ),
-    "Q5_1 head": (
-        Model(head="own", types={"output.weight": Q.Q5_1}),
-        "the engine has no correct kernel for a Q5_1 output.weight: output.weight",
+    "Q5_1 tied head": (
+        Model(head="tied", types={"token_embd.weight": Q.Q5_1}),
+        "the engine has no correct kernel for a Q5_1 token_emb: token_embd.weight",
     ),
     "gate and up of two types": (
         Model(types={"ffn_up.weight": Q.Q8_0}),

@@ -11,7 +11,6 @@ from typing import Any
 from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.options import Options
-from ckconv.core.tensors import parse
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.expressions import Expression
@@ -30,7 +29,7 @@ from ckconv.plan.steps import Reason
 #: The age whose rules hold where none is asked for.
 DEFAULT = "april"
 
-_OF_BUMP5 = frozenset({"anywhere", "layers", "full_logits", "added_twice", "mixes", "templates", "fragments"})
+_OF_BUMP5 = frozenset({"anywhere", "projections", "full_logits", "added_twice", "mixes", "templates", "fragments"})
 
 _FOLDER = FOLDER / "engine_ages"
 
@@ -117,7 +116,7 @@ class Age(NamedTuple):
         codes: numbering of a bump 3 dtype table, ``v3`` or ``v4``; empty where it loads no bump 3.
         older: types of matrices of bump 3.
         anywhere: types of bump 5 that are right in every matrix.
-        layers: types that are right in the layers only.
+        projections: types that are right in every matrix but the embedding.
         full_logits: types of a head for which the engine is built with logits of every position.
         added_twice: matrix -> its bias: with a matrix of floats and a bias that is not zero it is wrong.
         mixes: those that are wrong in a layer, of templates that have none of their own.
@@ -133,7 +132,7 @@ class Age(NamedTuple):
     codes: str
     older: tuple[str, ...]
     anywhere: tuple[str, ...]
-    layers: tuple[str, ...]
+    projections: tuple[str, ...]
     full_logits: tuple[str, ...]
     added_twice: Mapping[str, str]
     mixes: tuple[Mix, ...]
@@ -180,7 +179,7 @@ class _Reader(Fields):
             self.word(older, "codes", {"": "", "v3": "v3", "v4": "v4"}, ""),
             self._types(older, "types"),
             self._types(newer, "anywhere"),
-            self._types(newer, "layers"),
+            self._types(newer, "projections"),
             self._types(newer, "full_logits"),
             dict(newer.get("added_twice", {})),
             tuple(self._mixes(newer)),
@@ -288,7 +287,7 @@ def template_interleaves(template: dict[str, Any], default: bool) -> bool:
 LOADED_BY_V3 = tuple(dict.fromkeys(name for age in ages().values() for name in age.older))
 
 #: Types that the engine of some age computes in a bump 5 file.
-COMPUTED = tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.layers)))
+COMPUTED = tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.projections)))
 
 #: Key of the manifest's configuration under which it says for which ages it is.
 KEY = "ckconv_engines"
@@ -354,9 +353,9 @@ def no_circuit(age: Age, name: str) -> str:
     return f"the engine of {age.title} computes {name} wrong: {circuit.wrong}" if circuit.wrong else ""
 
 
-def no_kernel(age: Age, dtype: str, *, in_layer: bool) -> bool:
+def no_kernel(age: Age, dtype: str, slot: str) -> bool:
     """A matrix of this type is not computed right."""
-    return dtype not in age.anywhere and not (in_layer and dtype in age.layers)
+    return dtype not in age.anywhere and (slot == "token_emb" or dtype not in age.projections)
 
 
 def conditions(age: Age, made: Made) -> Iterator[Reason]:
@@ -463,7 +462,7 @@ def _faults(age: Age, made: Made) -> Iterator[object]:
 def _without_kernel(age: Age, made: Made) -> Iterator[str]:
     """Matrices of types that the age computes nowhere, or not there."""
     for slot, dtype in made.types.items():
-        if no_kernel(age, dtype.name, in_layer=parse(slot).layer is not None):
+        if no_kernel(age, dtype.name, slot):
             yield slot
 
 
@@ -513,8 +512,8 @@ def table_of_types() -> dict[str, dict[str, str]]:
 def _place(age: Age, dtype: DType) -> str:
     if dtype.name in age.anywhere or (not age.anywhere and dtype.name in age.older):
         return "everywhere"
-    if dtype.name in age.layers:
-        return "in layers"
+    if dtype.name in age.projections:
+        return "all but embeddings"
     return "widened" if dtype in WIDENS_TO_F32 else ""
 
 

@@ -415,13 +415,13 @@ class Bump5Planner(BumpPlanner):
         """See :meth:`BumpPlanner.refused_type`."""
 
         def wrong(age: ages.Age) -> bool:
-            return ages.no_kernel(age, source.name, in_layer="{n}" in slot.name)
+            return ages.no_kernel(age, source.name, slot.name)
 
         if not wrong(self.age):
             return ""
         hint = self._computed_by(wrong)
         who = f"the engine of {self.age.title}" if hint else "the engine"
-        what = f"a {source} {slot.name}" if source.name in self.age.layers else f"{source} matrices"
+        what = f"a {source} {slot.name}" if source.name in self.age.projections else f"{source} matrices"
         why = f"{who} has no correct kernel for {what}"
         self._elsewhere[why] = hint
         return why
