@@ -16,6 +16,7 @@ from tower_cases import checkpoint, recordings, with_tokens
 from ckconv import Options
 from ckconv.api import convert, convert_tower
 from ckconv.errors import CkconvError
+from ckconv.plan.probe import sinusoids
 
 RECORDED = recordings()["minicpmv-f16"]
 
@@ -93,6 +94,14 @@ def test_a_gguf_and_its_mmproj_make_no_checkpoint_of_a_class_that_is_code(tmp_pa
 
     with pytest.raises(CkconvError, match=r"gets no minicpmv \(model_type\): its class is code of its repository"):
         convert(tmp_path / "text.gguf", f"{tmp_path}/back/", mmproj=tmp_path / "mmproj.gguf")
+
+
+def test_a_table_of_other_positions_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = "ckconv.formats.gguf.plan.sinusoids"
+    monkeypatch.setattr(made, lambda rows, columns, deep: sinusoids(rows, columns, deep)[::-1])
+    with pytest.raises(CkconvError, match="pos_embed_k"):
+        convert_tower(checkpoint(RECORDED, tmp_path / "source"), tmp_path / "mmproj.gguf")
+    assert not (tmp_path / "mmproj.gguf").exists()
 
 
 def seen(root: Path, picture: np.ndarray) -> Any:
