@@ -252,8 +252,14 @@ def test_a_document_of_a_model_names_its_directory(ckconv: Run, tmp_path: Path) 
         assert (refused.code, refused.err.splitlines()[-1]) == (
             3, f"hint: the model is its directory: name {FIXTURES / source}"
         )  # fmt: skip
-    (tmp_path / "config.json").write_text("{}")
-    assert "hint: --from FORMAT reads it" in ckconv("inspect", tmp_path / "config.json").err
+        assert (
+            ckconv("convert", FIXTURES / source, tmp_path / f"{source.replace('/', '-')}.gguf", "--dequantize").code
+            == 0
+        )
+    alone = tmp_path / "alone" / "config.json"
+    alone.parent.mkdir()
+    alone.write_text("{}")
+    assert "hint: --from FORMAT reads it" in ckconv("inspect", alone).err
 
 
 def test_a_fork_that_renames_its_model_type_takes_six_lines(ckconv: Run, tmp_path: Path) -> None:
