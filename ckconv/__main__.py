@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class _Imports:
-    """Import hook: memory for numpy, other modules when they are used."""
+    """Import hook: checks memory for numpy, runs other modules at first use."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Find modules that wait.
@@ -216,7 +216,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _settle_streams() -> None:
-    """Make closed stdout fail, closed stderr swallow; escape on stdout."""
+    """Replace streams that are closed; escape what stdout cannot encode.
+
+    A write to a closed stdout fails as on a full disk, a write to a closed stderr does nothing.
+    """
     if sys.stdout is None:  # writing to what was opened for reading is EBADF, as of a closed descriptor
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:

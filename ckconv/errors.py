@@ -192,7 +192,7 @@ def unreadable(
     doing: str = "cannot be read",
     offset: int | None = None,
 ) -> InputError | OutputError:
-    """``input.unreadable``, or ``system`` where no file is at fault."""
+    """Error ``input.unreadable``, or ``system`` if the file is not at fault."""
     message = f"{doing}: {error.strerror or error}"
     if error.errno in (*NO_RESOURCES, errno.EIO):  # of a device that fails, no file is at fault
         hint = "the limit of open files is reached (ulimit -n)" if error.errno == errno.EMFILE else None

@@ -99,7 +99,10 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
 
 
 def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
-    """Tied adapter, of which peft saved embedding and head, with one change."""
+    """Adapter that changes a tied embedding and head once, not twice.
+
+    peft saves both where it keeps them tied (``ensure_weight_tying``), and where the vocabulary grew.
+    """
     known = index.adapter
     assert known is not None
     head, embedding = known.modules.get(HEAD_MODULE), known.modules.get(EMBEDDING_MODULE)

@@ -76,7 +76,10 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb and its defaults; for another word, the right command."""
+        """Find the verb and the defaults of its flags.
+
+        For another word, name the command that does the work.
+        """
         word = args[0] if args else ""
         if word == "help":
             command = self.get_command(ctx, args[1]) if len(args) > 1 else None
@@ -104,14 +107,14 @@ class Verbs(click.Group):
         return name, command, rest
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        """Parse the options; a reader that went away is met as by ``invoke``."""
+        """Parse the options, which may print help; report a closed stdout."""
         try:
             return super().make_context(*arguments, **more)
         except BrokenPipeError as error:
             raise ReaderGone from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; click would end with 1 where stdout's reader left."""
+        """Run the command; for a closed stdout, click alone would exit with 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

@@ -329,7 +329,7 @@ def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], se
 
 
 def _print(report: Report, tower: Report | None, settings: Settings, *, err: bool) -> None:
-    """Print the report; an error of that says that the output is there."""
+    """Print the report; if that fails, the error says the output exists."""
     from ckconv.cli.report import print_report
 
     try:

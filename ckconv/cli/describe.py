@@ -333,7 +333,7 @@ def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:
 
 
 def _text(value: object, *, full: bool = False) -> str:
-    """Value as JSON, a text as it stands, of a long array the beginning."""
+    """Value as JSON; a text without quotes, a long array's first elements."""
     if isinstance(value, str):
         return value
     if not isinstance(value, ArrayRef):
@@ -595,7 +595,7 @@ VECTORS = "vectors"
 
 
 class LayerMap(NamedTuple):
-    """Role -> the type of every layer; ``outside``: embedding and head."""
+    """Role -> type by layer, empty for none; ``outside``: embedding, head."""
 
     layers: tuple[int, ...]
     rows: Mapping[str, tuple[str, ...]]
@@ -640,7 +640,7 @@ def role_of(pattern: str) -> str:
 
 
 def marks(types: Sequence[str]) -> dict[str, str]:
-    """Character for every type: bits of blocks, else a letter."""
+    """Type -> the character that shows it: bits of blocks, else a letter."""
     found: dict[str, str] = {}
     for name in types:
         digits = [c for c in name if c.isdigit()]

@@ -283,7 +283,7 @@ def _content(path: Path) -> str:
 
 
 def _source_date() -> int | None:
-    """Date of a reproducible build, the only one in any output."""
+    """``SOURCE_DATE_EPOCH``, the only date that may be in an output."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if not text:
         return None
@@ -412,7 +412,7 @@ def _is_glob(value: Any) -> bool:
 
 
 def _take(found: dict[str, Default], option: click.Option, default: Default) -> None:
-    """Put a nearer default before farther ones and those of opposites."""
+    """Set a nearer default; drop farther ones and those of opposite flags."""
     for other in _opposites(option.opts[-1].lstrip("-")) if default.value else ():
         found.pop(other, None)
     found[option.name or ""] = default

@@ -208,7 +208,7 @@ class Cell(NamedTuple):
 
 
 def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
-    """Map as SVG: roles by layers; column -1 is outside of the layers."""
+    """SVG map: a row per role, a column per layer (-1: outside of layers)."""
     places = {layer: _NAMES + _CELL * n for n, layer in enumerate(layers)}
     places[-1] = _NAMES
     wide, high = _NAMES + _CELL * max(len(layers), 1) + 2, _CELL * (len(rows) + 1) + 4
@@ -229,7 +229,7 @@ def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
 
 
 def _line(name: str, values: Mapping[int, float], layers: Sequence[int]) -> str:
-    """Line below a map of the same layers; the map's label has its numbers."""
+    """Curve of a number per layer below a map, whose label has the numbers."""
     top, foot = max(values.values()), _LINE + 12
     ends = ((12.0, f"{top:.2g}"), (float(foot), "0"))
     parts = [f'<text x="0" y="{foot}">{escape(name)}</text>']

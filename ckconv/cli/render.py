@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS = 100_000
 
 
 class _Escapes(dict[int, str]):
-    """Character's number -> its printed form, for :meth:`str.translate`."""
+    """Code point -> its printed form, for :meth:`str.translate`."""
 
     def __missing__(self, code: int) -> str:
         c = chr(code)
@@ -132,7 +132,7 @@ def discard_stdout() -> None:
 
 
 class Lines:
-    """JSON documents on stdout, a line each; a lost reader stops nothing."""
+    """JSON documents on stdout, a line each; work goes on if nobody reads."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown

@@ -144,7 +144,7 @@ def _end_after(context: click.Context, _: click.Parameter, seconds: float | None
 
 
 def common_options(function: Function) -> Function:
-    """Add the common options, which count before and behind a command."""
+    """Add the common options, accepted before and after a command's name."""
     options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         (
             ("--timeout",),
@@ -245,7 +245,10 @@ class Sections(click.Command):
         self.examples = examples or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; ``--dequantize=GLOB`` is ``--decode GLOB``, no path eaten."""
+        """Parse the arguments; ``--dequantize=GLOB`` means ``--decode GLOB``.
+
+        Without the equals sign, an optional value could take the place of a path.
+        """
         whole = "--dequantize="
         return super().parse_args(
             ctx, [word.replace(whole, "--decode=", 1) if word.startswith(whole) else word for word in args]

@@ -234,7 +234,10 @@ def same_factors(one: bytes, other: bytes) -> bool:
 
 
 def llama3_factors(config: ModelConfig) -> bytes | None:
-    """``rope_freqs.weight``, ``[rotary_dim / 2]`` float32; ``None`` unscaled."""
+    """Content of ``rope_freqs.weight``, ``[rotary_dim / 2]`` float32.
+
+    ``None`` for a model whose scaling is not Llama 3's.
+    """
     scaling = config.rope_scaling or {}
     numbers = positive_numbers(scaling, LLAMA3_NUMBERS) if scaling.get("rope_type") == "llama3" else None
     if numbers is None or config.rope_theta is None:
@@ -577,7 +580,7 @@ def _in_float32(value: object) -> object:
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:
-    """Drop a window that no context or layer slides out of."""
+    """Drop a window as long as the context, or that no layer uses."""
     context = min(config.context_length or other, other or config.context_length)
     full = config.layer_types is not None and set(config.layer_types) == {"full_attention"}
     idle = config.sliding_window is None or config.sliding_window >= context or full

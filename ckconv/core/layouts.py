@@ -360,7 +360,7 @@ class Strip:
 
     @cached_property
     def stored(self) -> tuple[tuple[int, int, int, bool], ...]:
-        """Axes in stored order: element counts, strides, whether of rows."""
+        """Axes in stored order: count, stored, canonical stride, whether of rows."""
         own = [*_canonical(self.rows, True), *_canonical(self.cols, False)]
         return tuple(sorted(own, key=lambda axis: -axis[1]))
 
@@ -462,7 +462,7 @@ class Layout:
 
     @property
     def in_order(self) -> bool:
-        """Whether stored rows are the canonical ones in order: one run to copy."""
+        """Whether exactly the canonical rows are stored, in order: one run."""
         whole = Strip(0, merged([(self.rows, self.cols)]), merged([(self.cols, 1)]))
         return self.elements == self.rows * self.cols and self.strips == (whole,)
 
@@ -498,7 +498,10 @@ class Layout:
 
     @property
     def interleaved(self) -> bool:
-        """Whether rows ``i`` and ``i + n / 2`` of heads are neighbors (llama.cpp)."""
+        """Whether rows ``i`` and ``i + n / 2`` of each head are neighbors.
+
+        llama.cpp's converter stores Q and K so.
+        """
         return self._pair >= 0
 
     @property
@@ -538,7 +541,7 @@ class Layout:
         return not self.padded and (self.elements, self.strips) == (other.elements, other.strips)
 
     def part(self, first: int, rows: int) -> Layout:
-        """Layout of canonical rows (whole heads, if any) from ``first`` on."""
+        """Layout of ``rows`` canonical rows from ``first`` on, in whole heads."""
         strips: list[Strip] = []
         left = rows
         for one in self.strips:
@@ -592,7 +595,7 @@ def stored_order(layout: Layout, other: Layout) -> Layout | None:
 
 
 def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
-    """Strip with these axes in canonical order, the ``cols`` of a row last."""
+    """Strip of axes in canonical order; the last make a row of ``cols``."""
     split = len(axes)
     while cols > 1:
         split -= 1

@@ -140,7 +140,7 @@ class Takes(Enum):
 
 
 class Records(Enum):
-    """Records of what an output was made with, not of where it lay."""
+    """Records that keep an option: how an output was made, not where it lay."""
 
     BOTH = "the conversion record, and a source record: it changes values, or leaves tensors out"
     CONVERSION = "the conversion record"

@@ -397,7 +397,7 @@ class StoredTensor(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Type, shape (elements, outermost first) and size of many tensors."""
+    """Type, shape (outermost first) and unpadded bytes of many tensors."""
 
     dtype: DType
     shape: tuple[int, ...]

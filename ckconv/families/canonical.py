@@ -271,7 +271,10 @@ class _Reading:
         )
 
     def _place_either(self) -> None:
-        """Place tensors of two orders by shape; square ones lie as the rest."""
+        """Place tensors of either order (transposed or not) by shape.
+
+        Square tensors lie as the others do, because one program wrote all of them.
+        """
         turned = self.names.turned
         fits = [
             tuple(self._fits(item, one, layer) for one in (found, turned.get(found.pattern, found)))

@@ -250,7 +250,7 @@ class Values(Mapping[str, Any]):
         return found[0] if found else None
 
     def _shortest(self, cell: ParameterCell, value: Any, stored: Any) -> Any:
-        """Shortest decimal written as a GGUF stores it: 1.5, not 1.4999999."""
+        """Shortest decimal that a GGUF stores alike: 1.5, not 1.4999999."""
         if cell.type != "f32" or not isinstance(value, float) or cell.write is None:
             return value
         candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))

@@ -412,7 +412,7 @@ class TensorRow(NamedTuple):
 
     @property
     def whole_name(self) -> bool:
-        """Whether the name is complete, without ``.weight``, as no head's is."""
+        """Whether the name takes no ``.weight`` or ``.bias`` (a head's does)."""
         return self.name != "output" and any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
 
 

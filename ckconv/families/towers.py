@@ -499,7 +499,7 @@ def _names_in(index: TensorIndex) -> _Names:
 
 
 def diffusion_in(index: TensorIndex) -> Diffusion | None:
-    """Diffusion architecture that a file has, or a GGUF says, or ``None``."""
+    """Diffusion architecture or ``None``; a GGUF's keys have to name one."""
     asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
     return _diffusion(index.once(_names_in)) if asked else None
 

@@ -91,7 +91,7 @@ def _is_same(target: str, source: str) -> bool:
 
 
 def _names_one(options: Options, *, adapter: bool) -> str | None:
-    """Way out where nothing names a format: those that take every option."""
+    """Hint that names the formats which take every option, or ``None``."""
     holds = [format for format in FORMATS if any(output.adapter == adapter for output in format.outputs)]
     fit = [format for format in holds if not _idle(format, options)]
     usual = [] if adapter else [format.name for format in fit if any(output.general for output in format.outputs)]
@@ -263,7 +263,7 @@ _FLAG, _TO = r"--[a-z][a-z-]*", r"--to ([a-z-]+)"
 
 
 def followable(hint: str, place: Destination, options: Options) -> str:
-    """A hint with the flags and the name that must go with it."""
+    """Complete a hint: flags to leave out, and a DST that fits its format."""
     flags = set(re.findall(_FLAG, hint))
     rows = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in rows)]
@@ -327,7 +327,10 @@ def _blocks(place: Place | None) -> list[str]:
 
 
 def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
-    """Place of each model, ``INTO/NAME/``; a file named twice is one model."""
+    """Place of each model, ``INTO/NAME/``.
+
+    A file that is named twice is one model, and so are files of one split set and their index.
+    """
     wholes: dict[tuple[object, ...], Path] = {}
     sets = {source: _split_set(source.name) for source in sources}
     within = {source: os.path.realpath(source.parent) for source in sets}
@@ -361,7 +364,7 @@ def _split_set(name: str) -> tuple[str, int] | None:
 
 
 def _name(source: Path) -> str:
-    """Model's name in the batch: of directory or repository, or file's stem."""
+    """Name of a model in a batch: its directory, repository or file stem."""
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return parameters.directory_name(source) or "model"
     name = source.name.partition("?")[0].removesuffix(container.INDEX_SUFFIX)

@@ -153,7 +153,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 class _Headers:
-    """File in short pieces: a tar's header may claim any size."""
+    """File that is read in short pieces: a tar header may claim any size."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw, self.seek, self.tell = raw, raw.seek, raw.tell

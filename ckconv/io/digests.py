@@ -64,7 +64,7 @@ def sha256_of(fd: int) -> str:
 
 
 class Digests:
-    """SHA-256 of parts of files, by a thread, or without one when asked for."""
+    """SHA-256 of parts of files, by a thread, or on demand without threads."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         """Compute nothing yet."""

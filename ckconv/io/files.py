@@ -431,7 +431,10 @@ class Files:
         return True
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
-        """At most ``nbytes`` or ``CHUNK``, at least 1, valid until the next call."""
+        """Bytes from ``offset`` on, valid until the next call.
+
+        At least one, and at most ``nbytes`` or ``CHUNK``.
+        """
         mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
         self.read_into(path, offset, mine)
         return mine
@@ -557,7 +560,7 @@ def text_of_card(side_files: Iterable[Path]) -> str:
 
 
 def own_texts(index: TensorIndex) -> dict[str, str]:
-    """Texts of :data:`OWN_KEYS` in metadata, a bump's documents or card."""
+    """Texts about the model by :data:`OWN_KEYS`: keys, documents or card."""
     if index.metadata_kind is MetadataKind.DOCUMENT:
         return own_in_card(text_of_card(index.side_files))
     keys = (

@@ -121,7 +121,7 @@ def _read_runs(read: Callable[[int, Cells], None], first: int, axes: Sequence[Mo
 
 
 def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) -> Cells:
-    """Box's cells in stored bytes from element ``start``: rows, then columns."""
+    """View of a box in stored cells from ``start`` on, row axes first."""
     first, axes = strip.first - start, []
     for (_, stride, _, of_rows), (low, high) in zip(strip.stored, box, strict=True):
         unit = block if stride == 1 else 1
@@ -155,7 +155,7 @@ _SPARSE = 4
 
 
 class PackedRows:
-    """Reader of packed rows in the order of arrays; stacked matrices follow."""
+    """Reader of packed rows in the arrays' order, matrix after matrix."""
 
     def __init__(self, tensor: Tensor, reader: Callable[[Tensor], RowReader]) -> None:
         self._dtype, self._columns = tensor.dtype, tensor.layout.stored_cols
@@ -212,7 +212,7 @@ class PackedRows:
         return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
 
     def _read(self, key: tuple[int, int], reader: RowReader, low: int, high: int, until: int, *, keep: bool) -> Rows:
-        """Read rows of an array that are not there, up to ``until`` if columns."""
+        """Read an array's rows unless buffered, up to ``until`` if by columns."""
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
         nothing = np.empty((0, 0), np.uint8)
@@ -368,7 +368,7 @@ class RowReader:
         return conversion.apply(self._gather(canonical, low, high))
 
     def stored(self, start: int, stop: int) -> Rows:
-        """Stored rows with padding, over extents; no row crosses two."""
+        """Stored rows, padding included; extents join, and no row crosses two."""
         out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
         self._read(start * out.shape[1], out.reshape(-1))
         return out

@@ -221,7 +221,7 @@ class Reader:
 
 
 def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
-    """Fetch in a thread of no pool: process ends must not wait for it."""
+    """Start to fetch in a daemon thread, so that exit waits for no server."""
     found: Future[bytes] = Future()
 
     def fetch() -> None:

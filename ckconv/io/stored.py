@@ -141,7 +141,7 @@ class Piece(NamedTuple):
 
 
 def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[Piece]:
-    """Pieces, of this or an equal reader, as ``layout`` stores them."""
+    """Pieces of a tensor in ``layout``'s order, for this reader or a copy."""
     if isinstance(reader, RowReader):
         if _same_places(reader, layout, conversion):
             yield from _elements(reader, conversion)

@@ -78,7 +78,7 @@ def threads(count: int) -> ThreadPoolExecutor | None:
 
 
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
-    """Whether nothing is decoded, quantized, packed again or merged."""
+    """Whether converting is cheap: no decode, quantize, repack or merge."""
     blocks = max(conversion.source.block, conversion.target.block) > 1
     return tensor.merge is None and (conversion.source is conversion.target or not blocks)
 
@@ -187,7 +187,7 @@ class Tile(NamedTuple):
 
 
 class Tiles:
-    """Cache of rows that writers add and comparisons take, oldest out."""
+    """Cache of converted rows from writer to comparison; drops the oldest."""
 
     def __init__(self, made_at_once: int) -> None:
         self._most = MOST + made_at_once * EACH

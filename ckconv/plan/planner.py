@@ -296,7 +296,7 @@ class Planner(ABC):
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
     def refuse_parted(self) -> None:
-        """Refuse to leave out some linear layers behind a model, not all."""
+        """Refuse to leave out only some of the linear layers behind a model."""
         there = catalog.layers_behind(self.index).values()
         kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
         if kept and len(kept) < len(there):
@@ -321,7 +321,7 @@ class Planner(ABC):
         return layer is not None and layer >= self._last and canonical.startswith("layers.")
 
     def note_unread(self) -> None:
-        """Name keys that llama.cpp does not read, and no output has."""
+        """Note the source's keys that llama.cpp does not read: no output has any."""
         config = self.index.config
         if config is not None and config.unread and self.index.metadata_kind is MetadataKind.TYPED:
             shown = config.unread[:_SHOWN_KEYS]
@@ -407,7 +407,7 @@ class Planner(ABC):
         return bool(kept)
 
     def head_is_loaders(self) -> bool:
-        """Whether the head stays a copy because the engine ties none."""
+        """Whether the head is a copy only because the source's engine ties none."""
         loader = OF_FORMAT.get(self.index.format)
         twice = loader is not None and self.doubles_head(loader) and self.options.tie != "untie"
         return twice and HEAD in self.index.tensors and self.source.head_is_embedding

@@ -69,7 +69,7 @@ class SourceFacts(NamedTuple):
 
 
 class _Looked(Mapping[str, T]):
-    """Looks at a tensor, only when a planner asks about it."""
+    """Tensor -> result, computed only when a planner asks."""
 
     def __init__(self, index: TensorIndex, tensors: Mapping[str, Tensor], look: Callable[[Tensor, Files], T]) -> None:
         self._index, self._tensors, self._look = index, tensors, look
@@ -229,7 +229,7 @@ def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
-    """Compare whole tensors of an adapter, which peft saves, with the base's."""
+    """Compare whole tensors that peft saved in an adapter with the base's."""
     adapter = index.adapter
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
@@ -258,7 +258,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def numberless(index: TensorIndex) -> str:
-    """A sentence about any quantized matrix's infinite scales, or empty."""
+    """Sentence about quantized scales that are not finite; empty for none."""
     tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     with Files(index.identities) as files:
         found = {
@@ -427,7 +427,10 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
 
 
 def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
-    """Count groups of some rows that do not fit, by their numbers alone."""
+    """Functions that count, for some rows each, the groups that do not fit.
+
+    Scales and zero points alone decide, not the codes.
+    """
     from ckconv.quant.affine import unfit
     from ckconv.quant.repack import beyond_bf16, find, is_wide_fp8, no_numbers, numbers_of, products, scale_bytes
 

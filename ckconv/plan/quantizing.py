@@ -102,7 +102,7 @@ def quantized(matrix: Matrix) -> bool:
 
 
 def fallback(dtype: DType, columns: int) -> DType:
-    """The type for rows of this length, another if not whole blocks."""
+    """Type for rows of ``columns``: a fallback if these are no whole blocks."""
     if columns % dtype.block == 0:
         return dtype
     other = DTYPES[recipes()["fallback"].get(dtype.name, dtype.name)]
@@ -406,7 +406,10 @@ class Quantized:
         self.types = {name: dtype for name, dtype in self.types.items() if name not in self._left}
 
     def _weigh(self, placed: Sequence[Placed]) -> None:
-        """Find an importance matrix for each tensor; an embedding needs none."""
+        """Find an importance matrix of the right size for each tensor.
+
+        A wrong size is refused, except for an embedding: llama-quantize ignores that.
+        """
         given = self._planner.source.importance
         for matrix, _ in placed:
             experts = matrix.shape[0] if len(matrix.shape) == 3 else 1
@@ -473,7 +476,7 @@ class Quantized:
         return dtype.name in NEEDS_IMPORTANCE or (dtype.name in needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
-        """Conversion that quantizes a GGUF's tensor, its blocks decoded."""
+        """Conversion that decodes and quantizes the GGUF tensor ``name``."""
         if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
             return plain
         weights = self._importance.get(name)

@@ -150,7 +150,7 @@ def joined(hints: Iterable[str]) -> list[str]:
 
 
 def _globs(names: Collection[str]) -> Iterator[list[str]]:
-    """Globs for all of ``names``: one for each without layer, then one."""
+    """Globs for all of ``names``: one for each pattern, then one for all."""
     yield sorted({parse(name).pattern.replace("{n}", "*").replace("{e}", "*") for name in names})
     roots = {name.partition(".")[0] for name in names}
     if len(roots) == 1:

@@ -100,7 +100,10 @@ _Q8_0 = DTYPES["Q8_0"]
 
 
 def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
-    """Zero points (nine bits at most) of ``-zero * scale``, and where."""
+    """Zero points with ``bias == -zero * scale``, and which groups have one.
+
+    A zero point has at most nine bits.
+    """
     with np.errstate(all="ignore"):
         exact = -bias.astype(np.float64) / scale
         zero = np.where(np.abs(exact) < 512, np.rint(exact), 0).astype(np.int16)
@@ -171,7 +174,10 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
 
 
 def to_triple(parts: Affine, triple: Triple) -> Repacked:
-    """MLX rows, the first plane empty without codes; groups that do not fit."""
+    """MLX rows, and how many groups do not fit.
+
+    Without codes the first plane is empty.
+    """
     q, number = triple.quantization, triple.number
     bias, exact = _biases(parts)
     fits = exact & holds(parts.scale, number) & holds(bias, number)
@@ -197,7 +203,7 @@ def natural_group(group: int) -> int:
 
 
 def _zeros(parts: Affine, offset: int) -> tuple[Zeros, Flags | bool]:
-    """Zero points (any, where all is 0), and which groups have one."""
+    """Zero points (any, if the scale is 0), and which groups have one."""
     zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, _given(parts.bias))
     return np.where(parts.scale == 0, np.int16(offset), zero), found
 

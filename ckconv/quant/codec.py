@@ -51,7 +51,10 @@ def _lanes(bits: int) -> tuple[np.dtype[Any], int, tuple[tuple[int, Any, Any, An
 
 
 def unpack(weight: Bytes, bits: int) -> Bytes:
-    """Packed rows -> uint8 ``[rows, bytes * 8 / bits]``; of 8 a view."""
+    """Packed rows -> codes uint8 ``[rows, bytes * 8 / bits]``.
+
+    With 8 bits the result may be ``weight`` itself.
+    """
     weight = np.ascontiguousarray(weight)
     if bits == 8:
         return weight
@@ -384,7 +387,7 @@ def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
 
 @cache
 def _float16_values() -> Floats:
-    """All 65,536 float16 values: twice as fast as numpy's widening."""
+    """All 65,536 float16 values; a look-up is twice as fast as numpy."""
     halves = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         values = halves.view(np.float16).astype(np.float32)
@@ -549,7 +552,10 @@ def _grid(name: str) -> NDArray[Any]:
 
 @cache
 def _negative(*, seven: bool = False) -> NDArray[np.uint64]:
-    """A byte of seven signs -> eight bytes; the eighth makes minuses even."""
+    """Byte of signs -> eight bytes, all ones for a minus.
+
+    With ``seven`` signs, the eighth makes their count even.
+    """
     signs = np.unpackbits(np.arange(128 if seven else 256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     if seven:
         signs[:, 7] = signs.sum(axis=1) & 1

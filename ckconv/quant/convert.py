@@ -94,7 +94,7 @@ _aside = _thread._local()
 
 @contextmanager
 def noted_aside() -> Iterator[list[Callable[[], None]]]:
-    """Keep a thread's notes apart: sums of floats depend on order."""
+    """Collect this thread's notes: sums of floats depend on their order."""
     notes: list[Callable[[], None]] = []
     _aside.notes = notes
     try:
@@ -399,7 +399,7 @@ def shifted(floats: Floats, shift: float) -> Floats:
 
 
 def _shortest(exact: NDArray[np.float64], floats: Floats, shift: float) -> Floats:
-    """Shortest float32, a bfloat16 if so, that shifted is ``floats``."""
+    """Shortest float32 that shifts to ``floats``; finds a bfloat16 again."""
     mantissa, exponent = np.frexp(exact)
     found = exact.astype(np.float32)
     for digits in range(_MOST - 1, _FEWEST - 1, -1):
@@ -508,7 +508,7 @@ class Conversion(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether values stay: copied, widened, packed again, block's float32."""
+        """Whether values stay: copied, widened, repacked, decoded to float32."""
         return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
             self.action is Action.DECODE and self.target is F32
         )

@@ -83,7 +83,7 @@ _TYPES: dict[DType, DType] = {}
 
 @cache
 def packed_type(scheme: Scheme, columns: int) -> DType:
-    """Block type of rows of so many columns: a group, or a whole row."""
+    """Block type for ``columns``: a group, or a row if groups differ."""
     bits = f"int{scheme.bits}"
     of = {INT: bits, REAL: f"HQQ {bits}", SUM: f"{bits} and sum", E4M3: "FP8", E5M2: "FP8 E5M2", E2M1: "FP4"}.get(
         scheme.codes, scheme.codes

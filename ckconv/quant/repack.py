@@ -143,7 +143,7 @@ def _nl_codes(blocks: Blocks) -> Bytes:
 
 
 def _ternary_codes(blocks: Blocks) -> Bytes:
-    """Unpack five ternary digits, or four, of a byte as ``byte / 256``."""
+    """Unpack five (or four) digits of a byte, ``byte / 256`` in base 3."""
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     runs = ((blocks["qs"][..., :32], 5), (blocks["qs"][..., 32:], 5), (blocks["qh"], 4))
     digits = [(run[..., None, :] * powers[:n]).reshape(*blocks.shape, -1) for run, n in runs]
@@ -443,7 +443,7 @@ def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
 
 
 def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
-    """Whether blocks of a group are equal: float16 ``[rows, blocks]``."""
+    """Whether ``repeat`` blocks have equal bits, ``[rows, blocks / repeat]``."""
     bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)
     same: Flags = (bits == bits[..., :1]).all(axis=-1)
     return same
@@ -511,7 +511,7 @@ def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = N
 
 
 def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
-    """Codes, if asked for, and numbers of a type of ``with_zeros``."""
+    """Numbers, and codes if wanted, of a type :func:`with_zeros` knows."""
     triple = triple_of(dtype)
     if triple is not None:
         weight, scales, biases = split_planes(rows, triple)

@@ -57,7 +57,10 @@ class ConversionRecord(NamedTuple):
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """Document with its digest at the end, escaped where not all is text."""
+    """Serialize a document, its own digest behind everything else.
+
+    If a name or an option is not text, all of them are escaped, and a field says so.
+    """
     if each_text(document, valid) != each_text(document, str):
         document = {**each_text(document, escaped), ESCAPED: True}
     text = json.dumps(document, indent=2)

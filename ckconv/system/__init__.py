@@ -152,7 +152,7 @@ def reads_in_order(fd: int) -> None:
 
 
 def reads_what_is_cached(fd: int) -> None:
-    """Tell the system not to read ahead: files in writing get zero pages."""
+    """Turn off read-ahead, which fills pages of a growing file with zeros."""
     if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 

@@ -90,7 +90,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Assume that a file is the user's: the system refuses removal."""
+    """Assume that a file is the user's; the system refuses removal if not."""
     return True
 
 

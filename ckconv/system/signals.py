@@ -86,7 +86,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None, within: FrameType | None) -> bool:
-    """Whether a frame imports a module, which stays locked if broken off."""
+    """Whether a module is being imported; interruption would leave a lock."""
     while frame is not None and frame is not within:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -171,7 +171,7 @@ def noted() -> Iterator[None]:
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """Raise signals at once: for waits or long reads that clean nothing."""
+    """Raise signals at once, for waits and long reads without clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

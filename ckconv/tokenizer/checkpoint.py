@@ -710,7 +710,7 @@ def _words(ranked: list[Any]) -> Iterator[bytes]:
 
 
 def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
-    """Merges that make words, by ranks of the result, then the halves."""
+    """Merges that make words, by rank of the word, then of the two halves."""
     for word in bounded(words, "tekken.json"):
         halves = ((ranks.get(word[:cut]), ranks.get(word[cut:])) for cut in range(1, len(word)))
         yield from sorted((one, other) for one, other in halves if one is not None and other is not None)
@@ -850,7 +850,7 @@ def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -
 
 
 def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
-    """Chat template or named ones: files first, as in transformers."""
+    """Chat template, or a list of named ones; files count before settings."""
     texts = {}
     if (root / _TEMPLATE).is_file():
         texts["default"] = _text(root / _TEMPLATE)

@@ -102,7 +102,10 @@ def _is_named(files: TokenizerFiles, role: str) -> bool:
 def special_ids(
     files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Special tokens' ids by settings, ``config.json``, ``own``; notes."""
+    """Ids of special tokens, and notes.
+
+    By the words of the settings, else by ``config.json``, else the model's ``own``.
+    """
     found = _numbers(files, ids, own, vocab_size)
     made = {f"tokenizer.ggml.{SPECIAL[name]}": scalar("u32", number) for name, number in found.items()}
     more, left = _other_ends(files, ids, found.get("eos"), vocab_size)
@@ -479,7 +482,7 @@ def _moved(model: SentencePiece) -> SentencePiece:
 
 
 def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
-    """Words of a unigram model, and the rules that llama.cpp applies before."""
+    """Words of a unigram model, with llama.cpp's rules to prepare a text."""
     rules = {
         "model": scalar("str", "t5"),
         "remove_extra_whitespaces": scalar("bool", one_space),
@@ -494,7 +497,7 @@ def _prefix(prefix: bool) -> dict[str, Value]:
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """Whether ``tokenizer.json`` is BPE of characters, bytes if unknown."""
+    """Whether ``tokenizer.json`` holds BPE of characters with byte fallback."""
     model = document.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 

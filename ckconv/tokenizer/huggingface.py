@@ -176,7 +176,7 @@ def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence
 
 
 def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
-    """Whether a token can be named as special; texts are searched anyway."""
+    """Whether the token of this id can be named as a special one."""
     return number < len(tokens) and types[number] in ADDED and not fills(tokens[number], types[number], number)
 
 
@@ -289,7 +289,7 @@ def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[
 
 
 def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Post-processor: special tokens around one text, or each of two."""
+    """Post-processor that puts special tokens around a text, or two texts."""
     ends = [tokens[vocabulary.special[what]] if adds else "" for what, adds in vocabulary.around]
     if ends == ["", ""]:
         return otherwise
@@ -565,7 +565,7 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
 
 
 def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
-    """``generation_config.json`` with tokens that end texts in llama.cpp."""
+    """``generation_config.json`` plus end tokens llama.cpp knows by text."""
     found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
     said = generation.get("eos_token_id", [])
     ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
@@ -573,7 +573,7 @@ def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Seq
 
 
 def model_pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:
-    """Pieces of ``tokenizer.model`` to the last, an unknown one included."""
+    """Pieces of ``tokenizer.model`` (one unknown) without trailing padding."""
     count = len(tokens)
     while count and fills(tokens[count - 1], types[count - 1], count - 1):
         count -= 1

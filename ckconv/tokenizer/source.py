@@ -1,4 +1,4 @@
-"""A source's tokenizer in any format: entries, specials, template."""
+"""A source's tokenizer, of any format: entries, special tokens, template."""
 
 from __future__ import annotations
 

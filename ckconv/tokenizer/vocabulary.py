@@ -79,7 +79,7 @@ def pre_tokenizers() -> Mapping[str, PreTokenizer]:
 
 
 def of_class(name: str) -> PreTokenizer | None:
-    """Pre-tokenizer of a slow class, or of its type's models, or ``None``."""
+    """Pre-tokenizer that a slow tokenizer's class implies, or ``None``."""
     known = _table()["class"].get(name.removesuffix("Fast"))
     return None if known is None else pre_tokenizers()[known]
 
@@ -562,7 +562,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _halves(merge: bytes) -> tuple[bytes, bytes] | None:
-    """Cut a merge, as llama.cpp, at a space that is not the first byte."""
+    """Cut a merge, as llama.cpp, at the first space after the first byte."""
     at = merge.find(b" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else None
 

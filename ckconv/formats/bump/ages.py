@@ -255,7 +255,10 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
-    """First key that ``template`` lacks or has otherwise, in words, or empty."""
+    """Describe the first key that ``template`` lacks or has otherwise.
+
+    Empty where ``template`` has everything of ``fragment``.
+    """
     for key, value in fragment.items():
         found = template.get(key)
         if isinstance(value, dict):
@@ -268,7 +271,10 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
 
 
 def template_interleaves(template: dict[str, Any], default: bool) -> bool:
-    """Whether the engine rotates neighbors, by contract, else RoPE kernel."""
+    """Whether the template's engine rotates neighboring rows.
+
+    The attention contract says so, else the name of the RoPE kernel.
+    """
     contract = template.get("contract")
     attention = contract.get("attention_contract") if isinstance(contract, dict) else None
     word = attention.get("rope_layout") if isinstance(attention, dict) else None
@@ -393,7 +399,7 @@ def doubled_biases(age: Age, made: Made) -> list[str]:
 
 
 def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
-    """Types that an age, or the template there, does not compute together."""
+    """Types that an age cannot compute side by side, in this circuit."""
     found = age.circuits.get(circuit)
     return found.mixes if found and found.mixes else age.mixes
 
@@ -426,7 +432,7 @@ def _fragments(age: Age, made: Made) -> Iterator[Fragment]:
 
 
 def needed_template(made: Made) -> dict[str, Any]:
-    """Keys that a manifest's template needs for this age alone."""
+    """Template keys that any age needs; the other ages ignore them."""
     template: dict[str, Any] = {}
     for age in ages().values():
         for fragment in _fragments(age, made):
@@ -448,7 +454,7 @@ def later_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def remains_wrong(age: Age, made: Made) -> bool:
-    """Whether the model stays wrong for an age though types are widened."""
+    """Whether a model stays wrong for an age even with types widened."""
     return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
 
 
@@ -487,7 +493,7 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
-    """Ages that compute a bump 3 file of these types and numbers."""
+    """Ages that compute a bump 3 file of these types, in this numbering."""
     floats = set(types) <= {"F32"}
     return tuple(
         age.name
@@ -505,7 +511,10 @@ def said(names: Collection[str]) -> str:
 
 
 def table_of_types() -> dict[str, dict[str, str]]:
-    """Age -> type -> where its engine computes bump 5, or 3 if that is all."""
+    """Age -> type -> where its engine computes a matrix, in words.
+
+    In bump 5, or in bump 3 where the engine loads nothing newer.
+    """
     return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
 
 

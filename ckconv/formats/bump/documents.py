@@ -250,7 +250,7 @@ def _manifest_faults(
 
 
 def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
-    """Differences of the manifest from the metadata but further keys."""
+    """Keys of the metadata that the manifest lacks or contradicts."""
     if not isinstance(inside, dict):
         return
     stated = stated if isinstance(stated, dict) else {}
@@ -273,7 +273,7 @@ def _digest(manifest: Document, metadata: Document) -> str:
 
 
 def _config_faults(config: Document, described: Document, header: slots.HeaderV4) -> list[str]:
-    """Keys of ckconv's that ``config.json`` lacks or contradicts."""
+    """Keys that ckconv writes and ``config.json`` lacks or contradicts."""
     faults = list(_unnamed(config, own=True))
     known = described.get("config")
     if not isinstance(known, dict):

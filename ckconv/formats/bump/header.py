@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """Manifest with entries by slot name, in the payload, without overlap."""
+    """Manifest; entries by slot name lie in the payload without overlap."""
 
     document: Mapping[str, Any]
     entries: Mapping[str, Entry]
@@ -208,7 +208,7 @@ HUGGINGFACE_KEYS: dict[str, str] = {
 
 
 class Metadata(NamedTuple):
-    """Metadata's document, first byte (the payload's end) and checksum."""
+    """Metadata: document, first byte (the payload's end) and checksum."""
 
     document: Mapping[str, Any]
     offset: int
@@ -350,7 +350,7 @@ def code_error(path: Path, table: slots.SlotTable, codes: bytes, num_layers: int
 
 
 def check_room(path: Path, table: slots.SlotTable, g: slots.Geometry, size: int | None) -> None:
-    """Check that all layers' vectors fit, before the index grows by them."""
+    """Check that the file has room for all layers before indexing them."""
     layer = tuple(
         slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != slots.CANONICAL
     )

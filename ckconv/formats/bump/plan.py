@@ -31,7 +31,7 @@ _UNREAD = "if its blocks hold the numbers of every quantized group: convert --dr
 
 
 def types_of(planner: BumpPlanner) -> dict[str, DType]:
-    """Slot name -> type; a refused one stands, so that all reasons are found."""
+    """Slot name -> type; refused types stay, so that all reasons are found."""
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
@@ -106,7 +106,7 @@ def _refuse_blocks(
 
 
 def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
-    """Flag that gives floats Q8_0 instead of ``--quantize``'s; empty for none."""
+    """Flag that makes floats Q8_0, against ``--quantize``; empty for none."""
     names = {
         parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantized_as
     }
@@ -140,7 +140,7 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: slots.Slot) -> tuple[DType
 
 
 def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: slots.Slot) -> tuple[DType, str]:
-    """Smallest type in the output that holds a packed matrix, or a reason."""
+    """Smallest bump type that holds a packed matrix, and a reason or empty."""
     from ckconv.quant.repack import blocks_for, no_block, none_of
 
     columns = tensors[0].layout.cols
@@ -278,7 +278,7 @@ class BumpPlanner(Planner):
 
     @abstractmethod
     def _rotates_pairs(self) -> bool:
-        """Whether the engine rotates interleaved rows, which are stored so."""
+        """Whether the engine rotates interleaved rows, which the file then has."""
 
     @abstractmethod
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:

@@ -1,4 +1,4 @@
-"""Planning each version of bump, and flags for types engines compute."""
+"""Plan each version of bump, and flags that give computable types."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _leading(plan: Plan) -> Plan:
 
 
 def _unless_k_quants(plan: Plan) -> Plan:
-    """Refuse unasked bump 3 with K-quants: one snapshot at most computes it."""
+    """Refuse bump 3 with K-quants unless asked: one engine at most runs it."""
     who = slots.computed_by([step.target.dtype.name for step in plan.steps], ages.numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
@@ -127,7 +127,7 @@ class Remedies:
         self._right, self._stand = right, stand
 
     def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
-        """Flag that changes the fewest of matrices that do not stand together."""
+        """Flag that changes the fewest matrices where types of a layer clash."""
         changed: dict[str, DType] = {}
         for places in layers:
             found = self._fewest([slot for slot in places if slot in self._types])
@@ -156,7 +156,7 @@ class Remedies:
         return any(tensor.name in self._quantized for tensor in self._held[slot])
 
     def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
-        """Smallest types for as few of these matrices as possible."""
+        """New types, small ones, for the fewest matrices that must change."""
         here = {slot: self._types[slot] for slot in places}
         for count in range(1, len(places) + 1):
             choices = [
@@ -170,7 +170,10 @@ class Remedies:
         return None
 
     def _others(self, slot: str, here: Types) -> Iterator[DType]:
-        """Types that a flag gives: of floats neighbors' and Q8_0, of blocks FP32."""
+        """Types that a flag can give a matrix instead.
+
+        A matrix of floats gets a neighbor's type or Q8_0, a matrix of blocks FP32.
+        """
         if not self._is_quantized(slot):
             yield F32
             return
@@ -183,7 +186,7 @@ class Remedies:
         return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._held[slot])
 
     def _names(self, changed: Types) -> dict[str, DType]:
-        """Globs, or names, of matrices with their new types."""
+        """New type by glob, or by name where globs would not be right."""
         globs: dict[str, DType] = {}
         exact: dict[str, DType] = {}
         for slot, dtype in changed.items():
@@ -276,7 +279,7 @@ class Bump3Planner(BumpPlanner):
         return False  # src/kernels/rope_kernels.c turns (i, i + D/2)
 
     def _check_types(self, types: Mapping[str, DType]) -> None:
-        """Refuse blocks whose rows the loader wants padded."""
+        """Refuse blocks whose rows the loader wants padded, as blocks cannot be."""
         g = self.geometry
         if any(dtype.block == _K_QUANT_BLOCK for dtype in types.values()):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):

@@ -220,7 +220,7 @@ def _worded(table: slots.SlotTable, num_layers: int, manifest: Manifest) -> dict
 
 
 def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterator[str]:
-    """Counts of the tokenizer in header (unhashed) and manifest that differ."""
+    """Tokenizer sizes in which the unhashed header and the manifest differ."""
     if not flavour.tokenizer_fields:
         return
     for name, nbytes in (
@@ -252,7 +252,10 @@ def _numbered(flavour: Flavour, table: slots.SlotTable, file: Bump5File) -> Iter
 
 
 def _uniform(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
-    """Types where all matrices have one type and codes belong to no slots."""
+    """Slot name -> type in a layout whose matrices all have one type.
+
+    Codes of such a layout belong to no slots. ``None`` where they name two types.
+    """
     known = BUMP_CODES[numbering]
     kinds = {known.get(code) for code in codes} - {F32}
     matrix = kinds.pop() if kinds else F32
@@ -277,7 +280,7 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
 def _by_size(
     path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
-    """Layouts that the sizes allow, likeliest first, one or more a numbering."""
+    """Likeliest layout for each numbering: the first of the file's size."""
     keys = {slots.key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
     if not expected.issuperset(_QK_NORM):
@@ -295,7 +298,7 @@ def _by_size(
 
 
 def _payload_bytes(table: slots.SlotTable, g: slots.Geometry, types: Mapping[str, DType]) -> int:
-    """Bytes of all slots but content: every layer has as many elements."""
+    """Bytes of all slots without content, from one layer's element counts."""
     one = slots.place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:

@@ -53,7 +53,7 @@ def place_beside(bump: Path, name: str, content: SideFile) -> Path:
 
 
 def other_bumps(bump: Path, name: str) -> bool:
-    """Whether a bump file without an own ``name`` reads the shared one."""
+    """Whether another bump file beside this one reads the shared ``name``."""
     if not bump.parent.is_dir():
         return False
     others = (path for path in bump.parent.glob("*.bump") if path.name != bump.name)
@@ -133,7 +133,7 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
 
 
 def _as_transformers_reads(config: Mapping[str, Any], family: Family, path: Path) -> ModelConfig | None:
-    """A checkpoint's document with RoPE in a table; ``None``: the engine's."""
+    """Configuration if RoPE is a table, as in transformers; else ``None``."""
     if not isinstance(config.get("rope_parameters"), dict) and not isinstance(config.get("rope_scaling"), dict):
         return None
     from ckconv.families.huggingface_config import huggingface_config

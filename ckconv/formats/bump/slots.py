@@ -1,4 +1,4 @@
-"""Tensors of a bump file in order: a table of slots a layout, and places."""
+"""Tensors of a bump file in order: a slot table by layout, and offsets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def local_theta_of(config: ModelConfig) -> float:
 
 
 def unusual(config: ModelConfig, format: str) -> Iterator[str]:
-    """Causality, caps and scales that engines assume, by the source's keys."""
+    """Source keys whose causality, cap or scale is not what engines assume."""
     family = catalog.FAMILIES[config.family]
     scope = scope_of(family, config)
 
@@ -481,7 +481,7 @@ def computed_by(types: Collection[str], numbering: str) -> str:
 
 
 class Geometry(NamedTuple):
-    """Sizes in elements; aligned ones are of padded float rows and heads."""
+    """Sizes in elements; aligned ones include padding of rows and heads."""
 
     num_layers: int
     vocab: int
@@ -504,7 +504,7 @@ SIZES = (
 
 
 def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
-    """Geometry with float rows and heads padded to ``step`` elements."""
+    """Geometry with float rows and heads padded to multiples of ``step``."""
     return Geometry(
         config.num_layers,
         config.vocab_size,
@@ -683,7 +683,7 @@ def engine_reasons(config: ModelConfig, context: int) -> Iterator[Reason]:
 
 
 def carried(config: ModelConfig, family: schema.Family) -> dict[str, Any]:
-    """Keys that no engine needs, but a reader who makes the model again."""
+    """Keys that the engine ignores and a reader needs for the model."""
     row = family.engines.get(TEMPLATED)
     if row is None or "window" not in row.reads:
         return {}

@@ -71,7 +71,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def manifest_of(path: Path) -> Path:
-    """Path of a file's manifest, if any: its own, or as the runs call it."""
+    """Path of a manifest: ``STEM_manifest.json``, or the engine's name."""
     own = path.with_name(f"{path.stem}_manifest.json")
     return own if own.exists() else document_beside(path, header.MANIFEST_NAME)
 
@@ -221,7 +221,7 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
 
 
 def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start: int) -> None:
-    """Check that gaps between entries are short and zero, with none behind."""
+    """Check for short gaps of zeros between entries, and none at the end."""
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
     ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
     for end, entry in zip(ends, ordered, strict=False):
@@ -245,7 +245,7 @@ def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start
 
 
 def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.Placed]) -> None:
-    """Check a manifest's shapes: as many bytes may be another matrix."""
+    """Check a manifest's shapes, which byte counts alone do not determine."""
     rows: dict[str, list[int]] = {}
     for item in placed:
         shape = rows.setdefault(item.slot_name, [0, *item.shape[1:]])
@@ -437,5 +437,5 @@ def _entries(steps: list[Step]) -> list[dict[str, Any]]:
 
 
 def _container(wrapper: bytes, document: Mapping[str, Any]) -> Container:
-    """Serialize as the runtime: two spaces, no line feed at the end."""
+    """Serialize as the runtime does: two spaces, no line feed at the end."""
     return Container((Frame(wrapper),), side_files={header.MANIFEST_NAME: json.dumps(document, indent=2).encode()})

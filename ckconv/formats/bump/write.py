@@ -60,7 +60,7 @@ class Facts(NamedTuple):
 
     @property
     def optional(self) -> dict[str, Any]:
-        """Keys of manifest and ``config.json`` where there is something to say."""
+        """Keys of manifest and ``config.json`` that only some models have."""
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
         own = parameters.write(self.family, parameters.scope_of(self.family, self.config), "bump").entries
@@ -163,7 +163,7 @@ def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
 
 
 def _template(facts: Facts) -> dict[str, Any]:
-    """Embedded template; a given one names a head that is not tied."""
+    """Template to embed; a given one is made to name an untied head."""
     template = merged(facts.fragment, facts.template or {})
     if facts.tied or facts.template is None:
         return template
@@ -311,7 +311,7 @@ class Bump5(NamedTuple):
 
 
 def container5(bump: Bump5) -> Container:
-    """Everything but tensors; the digest begins at the dtype table."""
+    """Bytes and side files around tensors, hashed from the dtype table on."""
     frame = Frame(
         slots.TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
         slots.EXTENDED_HEADER_BYTES,

@@ -1,4 +1,4 @@
-"""GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all."""
+"""GGUF adapters as llama.cpp loads them: LoRA, one alpha for a file."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _collect(
 def _regrouped(
     collected: Collected, names: list[str], family: Family, model: ModelConfig
 ) -> tuple[Collected, list[str]]:
-    """Put rows and columns into GGUF's order; return the names left over."""
+    """Adapter in GGUF's row and column order, and modules that have none."""
     tensors, odd = dict(collected.tensors), []
     for name in names:
         outputs = placed_in_gguf(collected.modules[name].path, family, model)
@@ -168,7 +168,7 @@ def _regrouped(
 def _in_order(
     collected: Collected, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
 ) -> tuple[Collected, list[str]]:
-    """Put q and k rows into llama.cpp's order; return the names left over."""
+    """Adapter with Q and K rows in llama.cpp's order, and tensors left out."""
     tensors = dict(collected.tensors)
     lost: list[str] = []
     for name in collected.modules:
@@ -235,7 +235,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return gguf_name_of(module, FAMILIES[base.family]) is not None
 
     def check(self) -> None:
-        """Check that the base model is known: names and row orders follow."""
+        """Check that the base model is known, which decides names and orders."""
         self.family = self._family()
         if self.family is None:
             return
@@ -319,7 +319,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return Entry(name, b, replace(layout, scale=scale), b.shape)
 
     def _alpha(self) -> float | None:
-        """The alpha with which most scales are right, as is or by a power of 2."""
+        """Alpha that is right for most scales, directly or by a power of two."""
         modules = [module for module in self.modules if module.rank]
         if self.index.format == "gguf":
             return next((module.alpha for module in modules), None)
@@ -341,7 +341,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
-        """Metadata with flags' changes: a GGUF's own, or what llama.cpp needs."""
+        """Metadata with flags applied: a GGUF's own, or keys llama.cpp needs."""
         architecture = self.family.gguf if self.family else self.index.architecture
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
         if self.family and interleaves(self.family):
@@ -393,7 +393,7 @@ def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
-    """Alphas that may make a scale right: said, scale times rank, neighbors."""
+    """Candidates for alpha: declared, scale times rank, and its neighbors."""
     found: dict[float, None] = {}
     for module in modules:
         product = float32(module.scale * module.rank)

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF: rows of the source, and what llama.cpp loads."""
+"""Tensors of a GGUF: their source rows, and rules of llama.cpp's loader."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def known_patterns(config: ModelConfig) -> frozenset[str]:
 
 
 def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
-    """Pattern -> layers in which llama.cpp requires the tensor."""
+    """Canonical pattern -> layers in which llama.cpp requires the tensor."""
     family = FAMILIES[config.family]
     found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}

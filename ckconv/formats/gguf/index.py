@@ -1,4 +1,4 @@
-"""A GGUF's header -> the index, hyper-parameters as in llama.cpp."""
+"""A GGUF's header -> the canonical index, as llama.cpp reads its keys."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fa
 
 
 def _window(family: Family, config: ModelConfig) -> ModelConfig:
-    """Leave out a window that llama.cpp does not read and a context leaves."""
+    """Drop a window shorter than the context that llama.cpp does not read."""
     row = family.parameters.get("window")
     read = row is not None and any(not cell.unread for cell in row.key_cells("gguf"))
     if read or not config.sliding_window or config.sliding_window >= config.context_length > 0:
@@ -207,7 +207,7 @@ def _fail(file: GgufFile) -> Fail:
 
 
 def _uniform(file: GgufFile, key: str, value: object) -> object:
-    """The one value of a per-layer array; no family here has several."""
+    """The one value of a per-layer array; differing values are refused."""
     if not isinstance(value, ArrayRef):
         return value
     layers = value_of(file.metadata, f"{key.partition('.')[0]}.block_count")
@@ -363,7 +363,7 @@ def _rope_scaling(
 
 
 def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Scaling's numbers from rows of the family, but type, factor, context."""
+    """Numbers of RoPE scaling other than type, factor, original context."""
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
     try:
@@ -378,7 +378,7 @@ def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: M
 
 
 class KeySource:
-    """Metadata as rows read it: behind the architecture's prefix, or without."""
+    """Metadata by a family's key names, stored with a prefix or without."""
 
     format = "gguf"
 
@@ -530,7 +530,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
 
 
 def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
-    """Shape of a tensor before its rows were cut anew; empty if unsaid."""
+    """Shape of a tensor before its rows were cut anew; empty without a key."""
     key = f"{ORIGINAL_SHAPE}{stored.name}"
     found = value_of(file.metadata, key)
     if found is None:
@@ -562,7 +562,7 @@ def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[s
 
 
 def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
-    """The tower of an mmproj of known names; others are copied."""
+    """Tower of an mmproj; ``None`` for unknown names: the file is copied."""
     with suppress(InputError, UnsupportedError):
         return _known_tower(path, file)
     return None, None

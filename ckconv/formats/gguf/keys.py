@@ -260,7 +260,7 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
 def _with_set(
     metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str], architecture: str
 ) -> dict[str, Value]:
-    """Metadata with a flag's values, typed as the key, else as they look."""
+    """Metadata with ``--set-meta``; types by key, else by the text's look."""
     made, known = dict(metadata), known_types(architecture)
     for key, text in pairs:
         there = made.get(key)
@@ -355,7 +355,7 @@ def _parsed(key: str, kind: str, text: str) -> Value:
 
 
 def _try(kind: str, text: str) -> Value | None:
-    """Parse the text as a type; arrays, and all but texts, as JSON."""
+    """Parse a text as type ``kind`` (JSON unless a string), else ``None``."""
     try:
         if kind.startswith("arr["):
             type = VALUE_TYPES_BY_NAME[kind[4:-1]]

@@ -312,7 +312,7 @@ class GgufPlanner(Planner):
         )
 
     def _quantized(self, entries: Sequence[Entry]) -> Quantized:
-        """Types that ``--quantize`` gives, for families known to be quantized."""
+        """Types that ``--quantize`` gives; refuses unknown architectures."""
         asked = entries if self.options.quantize else ()
         if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
             self._placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries]
@@ -620,7 +620,7 @@ class GgufPlanner(Planner):
         return int(self.index.facts["alignment"]) if values.ALIGNMENT_KEY in metadata else values.DEFAULT_ALIGNMENT
 
     def _dealt(self, entries: Sequence[Entry], types: Sequence[DType], alignment: int) -> list[range]:
-        """The entries of each file in order, as llama.cpp's gguf-split."""
+        """Entries of each file in order, up to the size limit as in gguf-split."""
         limit = self.options.max_shard_bytes
         groups: list[range] = []
         first = filled = 0
@@ -635,7 +635,7 @@ class GgufPlanner(Planner):
     def _laid_out(
         self, entries: Sequence[Entry], types: Sequence[DType], groups: Sequence[range], metadata: Mapping[str, Value]
     ) -> tuple[tuple[OutputFile, ...], Callable[[], Container]]:
-        """Lay out all files; a set's first has the model's metadata."""
+        """Lay out all files; only a set's first has the model's metadata."""
         files, own, alignments = [], [], []
         for number, group in enumerate(groups):
             keys = dict(metadata) if number == 0 else {}

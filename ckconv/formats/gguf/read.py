@@ -151,7 +151,7 @@ class _Reader:
         self._forms: dict[bytes, Form] = {}
 
     def read_alike(self) -> bool:
-        """Read a record of a form seen before and a plain name, or nothing."""
+        """Read a record with a known form and plain name, else ``False``."""
         cursor, width = self._cursor, self._length.size
         buffer, at = cursor.buffer, cursor.at
         try:
@@ -236,7 +236,7 @@ def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
 
 
 def check_offsets(path: Path, records: Records, alignment: int) -> None:
-    """Check that tensors follow each other as in gguf.cpp, padded."""
+    """Check that each tensor starts at the padded end of the previous one."""
     faults = Faults(path)
     expected = 0
     for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
@@ -458,7 +458,7 @@ def _alignment(path: Path, value: MetaValue | None, offset: int | None) -> int:
 
 
 def _check_trailing(source: ByteSource, end: int) -> None:
-    """Check that only zeros, up to a page in some files, follow."""
+    """Check that only zeros follow the tensors; some writers pad a page."""
     size = source.size or 0
     zeros = source.read_at(end, min(size - end, MAX_TRAILING_ZEROS))
     start = end + len(zeros) - len(zeros.lstrip(b"\0"))
@@ -584,7 +584,7 @@ def _read_file(path: Path) -> GgufShard:
 
 
 def _split_count(shard: GgufShard) -> int:
-    """Number of shards; 1 for a whole file and for a merged one (0)."""
+    """Number of shards; 1 for a whole file, also if ``split.count`` is 0."""
     if SPLIT_COUNT not in shard.metadata:
         return 1
     count = _split_number(shard, SPLIT_COUNT)
@@ -609,7 +609,7 @@ def _split_number(shard: GgufShard, key: str) -> int:
 
 
 def _shard_name(shard: GgufShard, count: int) -> ShardName:
-    """Parse a shard's name, which finds the others, against the header."""
+    """Parse a shard's name, which locates the rest, and check the header."""
     number = _split_number(shard, SPLIT_NO) + 1
     name = parse_shard_name(shard.path.name)
     if name is None:

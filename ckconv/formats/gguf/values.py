@@ -76,7 +76,7 @@ class Cursor:
         return nbytes <= len(self.buffer)
 
     def reaches(self, offset: int) -> bool:
-        """Whether the input has all before ``offset``; a pipe is read so far."""
+        """Whether all bytes before ``offset`` exist; reads a pipe up to there."""
         if self.source.size is None and offset > 0:
             self.source.read_at(offset - 1, 1)
         return self.source.size is None or offset <= self.source.size
@@ -197,7 +197,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 class Record(NamedTuple):
-    """Tensor of a header: shape outermost first, offset in the data section."""
+    """Tensor of a header: shape outermost first, byte offset in the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -206,7 +206,7 @@ class Record(NamedTuple):
 
 
 def header_bytes(metadata: Mapping[str, Value], tensors: Iterable[tuple[str, int]]) -> int:
-    """Bytes before the padding; ``tensors``: names and axis counts."""
+    """Size of a header without padding; ``tensors``: names and axis counts."""
     width = LENGTH[VERSION].size
     fixed = COUNTS_OFFSET + COUNTS[VERSION].size
     pairs = sum(len(string(key)) + value.nbytes for key, value in metadata.items())
@@ -474,7 +474,7 @@ def _bad_array(cursor: Cursor, key: str, kind: ValueType, offset: int, count: in
 
 @cache
 def _short_strings(width: int) -> re.Pattern[bytes]:
-    """Forms of :data:`_RUN` strings below :data:`_SHORT`, common first."""
+    """Pattern of ``_RUN`` strings below ``_SHORT`` bytes, common sizes first."""
     lengths = sorted(range(_SHORT), key=lambda nbytes: abs(nbytes - 6))
     forms = (b"\\x%02x\\0{%d}.{%d}" % (nbytes, width - 1, nbytes) for nbytes in lengths)
     return re.compile(b"(?:%s){%d}+" % (b"|".join(forms), _RUN), re.DOTALL)

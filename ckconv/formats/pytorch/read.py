@@ -142,7 +142,7 @@ class Storage(NamedTuple):
 
 
 class Record:
-    """Object of a permitted class: arguments and state, by identity."""
+    """Object of a permitted class: arguments, state; compared by identity."""
 
     def __init__(self, named: Named, made_of: Any = ()) -> None:
         self.named, self.made_of = named, made_of
@@ -302,7 +302,7 @@ class _Machine:
         return Named(module, name)
 
     def state(self) -> None:
-        """Take a state dict's attributes: versions of modules, not tensors."""
+        """Apply a pickled state; that of a state dict says only versions."""
         held, state = self.popped(2)
         if isinstance(held, Record):
             held.state = state

@@ -408,7 +408,7 @@ class _Edits:
         return False
 
     def _moves_head(self, family: Family, made: ModelConfig) -> bool:
-        """Whether a class makes up a head, or MLX's leaves out the files' copy."""
+        """Whether the class invents a head, or MLX's ignores the stored head."""
         index, consumer = self._index, CONSUMERS[self._plan.format]
         before = huggingface_config(self._before[CONFIG_NAME], family, index.stored, Path(), consumer=consumer)
         if made.tied is None or bool(before.tied) is made.tied:

@@ -121,7 +121,7 @@ class WhisperPlanner(Planner):
         return found
 
     def _placed(self, numbers: Mapping[str, int]) -> list[tuple[str, str, Tensor]]:
-        """Canonical name, file name and source of tensors; any over is a reason."""
+        """Canonical name, file name and source by tensor; refuses surplus ones."""
         tensors = dict(self.index.tensors)
         head = tensors.pop(HEAD, None)
         if head is not None and self.source.head_is_embedding:

@@ -119,7 +119,7 @@ class Tile(NamedTuple):
         return array if per == 1 else self.cut(np.repeat(array, per, axis=0), per)
 
     def cut(self, rows: Any, per: int) -> Any:
-        """The tile's rows of ``rows``, of whole array rows, ``per`` of each."""
+        """The tile's part of ``rows``, where an array row makes ``per`` rows."""
         first = self.start % per
         return rows[first : first + self.stop - self.start]
 
