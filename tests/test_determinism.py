@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from family_cases import cases, checkpoint
 from gguf import GGMLQuantizationType as Q
 from models import Model
+
+from ckconv.api import convert
 
 MODELS = {
     "f16-padded": Model(hidden=48, ffn=72, vocab=33, context=5, matrix=Q.F16, qkv_bias=True, arch="qwen2"),
@@ -65,6 +68,18 @@ def test_same_bytes_in_every_environment(name: str, tmp_path: Path) -> None:
     assert json.loads(plans.pop())["dry_run"]
     for content in made.pop():
         assert str(tmp_path).encode() not in content
+
+
+def test_keys_of_a_document_that_another_library_said_otherwise_have_one_order(tmp_path: Path) -> None:
+    """Those that transformers computes with and mlx-lm multiplied into the weights, which came out of a set."""
+    case = next(case for case in cases("falcon_h1") if case.name == "plain")
+    convert(checkpoint(case.recorded, tmp_path / "hf", case.tokenizer), f"{tmp_path}/mlx/", to="mlx")
+    made = set()
+    for number, (environment, umask, cwd) in enumerate(ENVIRONMENTS):
+        out = tmp_path / f"back{number}"
+        ckconv(tmp_path, environment, umask, cwd, "convert", tmp_path / "mlx", f"{out}/", "--to", "hf")
+        made.add((out / "config.json").read_bytes())
+    assert len(made) == 1
 
 
 def test_name_and_place_of_the_source_are_in_no_output(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def agreeing(
     made = {key: value for key, value in document.items() if key not in ignored}
     if reader == TRANSFORMERS:
         own = _factors(_family(config))
-        made = {key: value for key, value in made.items() if key not in own} | {k: built[k] for k in own if k in built}
+        made = {key: value for key, value in made.items() if key not in own}
+        made |= {key: value for key, value in built.items() if key in own}
     if not _differences(made, config, reader):
         return made
     foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
