@@ -124,7 +124,10 @@ def test_they_are_quantized_as_the_model_is(name: str, asked: str, tmp_path: Pat
 
     convert(source, f"{tmp_path}/mlx/", to="mlx", options=Options(quantize=asked))
     convert(tmp_path / "mlx", f"{tmp_path}/back/", to="hf", options=Options(dequantize=True))
+    convert(tmp_path / "mlx", f"{tmp_path}/copy/", to="mlx")
 
+    files = {path.name: path.read_bytes() for path in (tmp_path / "mlx").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == files
     scaled = {name for name in names_in(tmp_path / "mlx" / DRAFTS) if name.endswith(".scales")}
     assert {"mtp.fc.scales", "mtp.layers.0.self_attn.q_proj.scales"} < scaled
     verify(tmp_path / "mlx", source, options=Options(quantize=asked))

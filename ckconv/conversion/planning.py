@@ -19,7 +19,7 @@ from ckconv.errors import InputError, UnsupportedError, UsageError, counted, lis
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
-from ckconv.families.schema import OF_FORMAT, TOWER, TRANSFORMERS
+from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats import Format, Output, adapter_outputs, detect, format_of, load, tower_format
 from ckconv.io import as_path
@@ -126,7 +126,9 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     if index.tower is not None or family is None or (target.towers_of and row is None):
         return index, ""
     planner = load(next(output.planner for output in target.outputs if not output.adapter))
-    if whole and index.format == target.name and planner(index, options, SourceFacts()).keeps_names():
+    apart = index.config is not None and index.config.own.get(DRAFTS) and target.name not in DRAFT_FORMATS
+    copied = whole and index.format == target.name and not apart  # layers that draft have a file of their own
+    if copied and planner(index, options, SourceFacts()).keeps_names():
         return index, ""
     if row is not None and row.absent:
         return index, row.why
