@@ -134,6 +134,30 @@ def test_they_are_quantized_as_the_model_is(name: str, asked: str, tmp_path: Pat
     verify(tmp_path / "back", tmp_path / "mlx", options=Options(dequantize=True))
 
 
+@pytest.mark.parametrize("asked", ["", "affine:8:32"])
+def test_a_key_of_the_document_is_set_in_a_copy(asked: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    """It was refused, as if it said which layers have which tensors: those of the tower were counted on one side."""
+    source = with_tokens(wide("qwen3_5-f16"), tmp_path / "source")
+    convert(source, f"{tmp_path}/mlx/", to="mlx", options=Options(quantize=asked))
+
+    done = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/copy/", "--to", "mlx", "--set-meta", "text_config.x=2")
+    edited = ckconv("edit", tmp_path / "mlx", f"{tmp_path}/edited/", "--drop-meta", "tie_word_embeddings")
+    wrong = ckconv(
+        "convert",
+        tmp_path / "mlx",
+        f"{tmp_path}/no/",
+        "--to",
+        "mlx",
+        "--set-meta",
+        "text_config.mtp_num_hidden_layers=0",
+    )
+
+    assert (done.code, edited.code) == (0, 0), done.err + edited.err
+    assert (wrong.code, "says which layers have which tensors" in wrong.err) == (2, True), wrong.err
+    assert json.loads((tmp_path / "copy" / "config.json").read_text())["text_config"]["x"] == 2
+    assert ckconv("verify", tmp_path / "copy", tmp_path / "mlx", "--set-meta", "text_config.x=2").code == 0
+
+
 @pytest.mark.parametrize("flag", ["mtp", "tower"])
 def test_a_flag_leaves_them_out_and_so_does_a_text_model_alone(
     flag: str, ckconv: Callable[..., Result], tmp_path: Path

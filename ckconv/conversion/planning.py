@@ -14,7 +14,7 @@ from pathlib import Path
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.options import Options
-from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower
+from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower, parted
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
@@ -305,7 +305,9 @@ def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
         if not same_factors(made, meant):
             source = index.tensors[ROPE_FREQUENCIES].source
             raise UsageError("usage.meta", f"{flags} says what follows from {source}, which is left out", hint=first)
-    if not (alike and plan.options.drop) and (out.everything.keys() ^ twin.everything.keys()) - {HEAD}:
+    differing = out.everything.keys() ^ parted(twin)[0].everything.keys()  # the output is read without its tower
+    others = {name for name in differing - {HEAD} if not is_beside_text(out.config.raw, name)}
+    if others and not (alike and plan.options.drop):
         hint = "without it they are as in the source"
         raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
     shared = out.everything.keys() & twin.everything.keys()
