@@ -305,7 +305,7 @@ def test_a_quantized_output_of_floats_names_the_flag(
     assert result.code == 5
     assert f": 15 tensors that are floats in the source, quantized ({types})\n" in result.err
     assert "general.file_type" not in result.err
-    assert result.err.splitlines()[-1].startswith(f"hint: --quantize {said} asks for that")
+    assert result.err.splitlines()[-1].startswith(f"hint: --quantize {said} asks for these types")
     assert ckconv("verify", tmp_path / name, call[0], "--quantize", quantize).code == 0
 
 

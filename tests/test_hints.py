@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         lambda _: LLAMA, ["convert", "SRC", "DST", "--bump-version", "5"], "--to bump names one",
     ),
     "quantized by a flag that is not given": (
-        _quantized, ["verify", "SRC", str(LLAMA)], "--quantize q8_0 asks for that",
+        _quantized, ["verify", "SRC", str(LLAMA)], "--quantize q8_0 asks for these types",
     ),
     "a key that a flag sets that is not given": (
         _with_a_name, ["verify", "SRC", str(LLAMA)], "conversion: --set-meta 'general.name=A model'; or",
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "a file edited in its own place": (
         _with_a_name, ["edit", "SRC", "SRC", "--set-meta", "general.name=A b"],
-        "--in-place --set-meta 'general.name=A b' puts the new file in its place",
+        "--in-place --set-meta 'general.name=A b' puts the new file in the place of SRC",
     ),
     "a head where the class has none": (
         _gemma_with_a_head, ["convert", "SRC", "DST/", "--to", "mlx"], "--tie leaves it out",

@@ -117,7 +117,7 @@ def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, m
 def test_kernels_of_one_channel_are_never_of_32_bits(tmp_path: Path) -> None:
     source = checkpoint(RECORDED["gemma3n-bf16"], tmp_path / "source")
 
-    with pytest.raises(CkconvError, match=r"kernels as F16 or BF16, and ends at F32: v\.blk\.\S+dw_start"):
+    with pytest.raises(CkconvError, match=r"kernels in F16 or BF16 alone, and stops at F32: v\.blk\.\S+dw_start"):
         convert_tower(source, tmp_path / "wide.gguf", options=Options(dtype="f32"))
     convert_tower(source, tmp_path / "mmproj.gguf", options=Options(dtype="f16", allow_lossy=True))
 

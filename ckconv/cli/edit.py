@@ -76,7 +76,7 @@ def command(
                     changes = [f"--set-meta {quote(text)}" for text in set_meta]
                     changes += [f"--drop-meta {quote(text)}" for text in drop_meta]
                     there = " ".join(["ckconv edit", quote(shown(src)), "--in-place", *changes])
-                    error.hint = f"{there} puts the new file in its place; {error.hint} to keep it"
+                    error.hint = f"{there} puts the new file in the place of SRC; to keep SRC, {error.hint}"
                 raise
         with noted():
             print_report(report, settings, err=False)

@@ -507,7 +507,7 @@ def verify_whole(
         follow = needed()["file_types"]["follow"]  # from types that nobody asked for
         details = [said for name, said in texts.items() if not any(word in name for word in follow)]
         word = made_by(out, types) or "TYPE, the type or recipe that made them,"
-        hint = f"{first}--quantize {word} asks for that; --weights compares the tensors alone"
+        hint = f"{first}--quantize {word} asks for these types; --weights compares the tensors alone"
         raise VerifyError(CODE, text, path=out.path, details=listed(details), hint=hint)
     if faults:
         flags = _flags_of_keys(out, source, asked, texts)
@@ -517,7 +517,7 @@ def verify_whole(
 
 
 def _flags_of_keys(out: TensorIndex, source: TensorIndex, asked: Request, names: Iterable[str]) -> str:
-    """Flags that ask for what keys of a header say; empty where none do."""
+    """``--set-meta`` flags for the output's values of keys; empty for none."""
     keys = {key if key in out.metadata else f"{out.architecture}.{key}" for key in names}
     values = {key: stored_value(out, key) for key in sorted(keys)}
     plain = all(isinstance(value, (str, int, float)) for value in values.values())
@@ -550,7 +550,7 @@ def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
 
 
 def _blocks_of_others(out: TensorIndex, source: TensorIndex) -> Counter[tuple[str, bool]]:
-    """Number of blocks made of others, by type and whether of blocks."""
+    """Tensors quantized to another type: (type, source is blocks) -> count."""
     both = (
         (out.everything[name].dtype, twin.dtype) for name, twin in source.everything.items() if name in out.everything
     )

@@ -54,7 +54,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
 
 
 def _leading(plan: Plan) -> Plan:
-    """A plan without hints where a reason has none: nothing leads on."""
+    """Plan without any hint if some reason has none: a hint leads nowhere."""
     if all(reason.hint for reason in plan.refusals):
         return plan
     return replace(plan, refusals=tuple(Reason(reason.text) for reason in plan.refusals))
@@ -559,7 +559,7 @@ class Bump5Planner(BumpPlanner):
         if (reserved := row * g.context * F32.size) > _MUCH:
             self.notes.append(
                 f"the engine reserves at least {reserved / 1e9:,.0f} GB for the {g.context:,} positions that the file "
-                "names: --context N, or --context-len N of its runner, makes them fewer"
+                "names: --context N, or --context-len N of the engine's runner, needs less memory"
             )
         if self.version == 4:
             self.notes.append(slots.FOR_V7_AND_V8)

@@ -790,7 +790,7 @@ class TowerPlanner(GgufPlanner):
                     wide += [] if kept or self.dtype in ("f16", "bf16") else [called]
                 entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
         if wide:
-            self.refuse(f"llama.cpp computes these kernels as F16 or BF16, and ends at F32: {and_more(wide)}")
+            self.refuse(f"llama.cpp computes these kernels in F16 or BF16 alone, and stops at F32: {and_more(wide)}")
         for called, shape in sinusoids_of(self._tower).items():
             made, table = (
                 numbers_entry(called, called, (found := sinusoids(*shape).astype("<f4")).tobytes()),
