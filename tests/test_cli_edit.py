@@ -424,6 +424,18 @@ def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
         assert edited.code == 0, edited.err
 
 
+@pytest.mark.parametrize(
+    "text", ["1e400", "-1e400", "NaN", "Infinity", '{"a": [1e400, 2]}', "1e3", "[]", "null", "007"]
+)
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+def test_every_number_that_is_set_passes_the_proof(text: str, to: str, tmp_path: Path, fixtures: Path, ckconv) -> None:
+    """Python reads a number beyond every float as infinity, for which documents have an object."""
+    asked = ("--set-meta", f"foo.bar={text}")
+    done = ckconv("convert", fixtures / "hf" / "llama-tied-bf16", f"{tmp_path}/out/", "--to", to, *asked)
+    assert done.code == 0, done.err
+    assert ckconv("verify", tmp_path / "out", fixtures / "hf" / "llama-tied-bf16", *asked).code == 0
+
+
 @pytest.mark.parametrize("table", ["rope_scaling", "rope_parameters"])
 def test_a_word_of_rope_is_dropped_from_both_tables(table: str, tmp_path: Path, ckconv) -> None:
     """As it is set in both: of one alone the other's readers take something else."""

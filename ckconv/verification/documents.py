@@ -442,7 +442,7 @@ def _besides(pair: Pair) -> Iterator[Fact]:
             nothing = said is None and (not typed or unsaid or default is None)
             other = not (nothing or endless or elsewhere or of_one)
         elif said is not None:
-            other = unequal(value, said) and unequal(value, _strict(said)) and not all(neutral)
+            other = unequal(value, said) and unequal(value, strictly(said)) and not all(neutral)
         else:
             idle = value is None or neutral[0] or key in by_tensors
             other = not idle and unequal(value, wanted.get(key))
@@ -487,7 +487,7 @@ def _of_readers(pair: Pair) -> Iterator[Fact]:
         yield Fact("rope_type", shown(kinds[0]), shown(kinds[1] or "default"), CONFIG_NAME)
 
 
-def _strict(value: Any) -> Any:
+def strictly(value: Any) -> Any:
     """A value as strict JSON says it.
 
     transformers 5 has objects for numbers that are not finite.
@@ -630,7 +630,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
             # class does not read it: what it follows from is compared
             of_tensors = key in untaken or biased.get(key) is value is not None
             excused = of_tensors or follows.get(key, key) == value or (value is None and key in foreign)
-            other = unequal(value, said) and unequal(value, _strict(said)) and not (of_text and excused)
+            other = unequal(value, said) and unequal(value, strictly(said)) and not (of_text and excused)
             if key == _CLASS:
                 other = other and value not in names
             elif key in _TYPES:  # no class of mlx-vlm reads a type

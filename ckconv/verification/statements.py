@@ -43,7 +43,7 @@ from ckconv.verification.content import (
     shown,
     unequal,
 )
-from ckconv.verification.documents import document_faults, is_asked, said_by_rows, unasked_differences
+from ckconv.verification.documents import document_faults, is_asked, said_by_rows, strictly, unasked_differences
 from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
@@ -311,9 +311,8 @@ def _is_read(value: Any, text: str) -> bool:
     meant: Any = text
     with suppress(ValueError):
         meant = json.loads(text)
-    if value == {"__float__": text}:
-        return True
-    return bool(value == text) or (not unequal(value, meant) and isinstance(value, bool) == isinstance(meant, bool))
+    alike = not unequal(strictly(value), strictly(meant)) and isinstance(value, bool) == isinstance(meant, bool)
+    return bool(value == text) or alike
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
