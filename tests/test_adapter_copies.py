@@ -382,3 +382,45 @@ def test_as_peft_merges(tmp_path: Path, alone: bool) -> None:
     table = merged.get_input_embeddings().weight
     assert np.array_equal(tensors(tmp_path / "m.gguf")["token_embd.weight"], table.detach().numpy())
     assert merged.get_output_embeddings().weight is table
+
+
+def of_no_base(path: Path) -> Path:
+    """A GGUF of a LoRA of Llama's Q, as llama.cpp's converter writes it: without the base's number of heads."""
+    rng = np.random.default_rng(3)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    for part, shape in (("a", (4, BASE.hidden)), ("b", (BASE.heads * BASE.head_dim, 4))):
+        writer.add_tensor(f"blk.0.attn_q.weight.lora_{part}", rng.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_copy_of_an_adapter_needs_no_base(tmp_path: Path) -> None:
+    source, out = of_no_base(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    ckconv.convert(source, out)
+    assert out.read_bytes() == source.read_bytes()
+    assert ckconv.verify(out, source).tensors == 2
+    named = Options(set_meta=(("general.name", "mine"),))
+    ckconv.convert(source, tmp_path / "c.gguf", options=named)
+    assert ckconv.verify(tmp_path / "c.gguf", source, options=named).tensors == 2
+    rows = gguf.GGUFReader(tmp_path / "c.gguf").tensors[1].data
+    assert rows.tobytes() == gguf.GGUFReader(source).tensors[1].data.tobytes()
+
+
+def test_rows_of_another_copy_are_found(tmp_path: Path) -> None:
+    source, out = of_no_base(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    data = bytearray(source.read_bytes())
+    data[-4:] = b"\0\0\x80\x3f"
+    out.write_bytes(data)
+    with pytest.raises(CkconvError, match=r"attn_q\.weight\.lora_b"):
+        ckconv.verify(out, source)
+
+
+def test_another_type_needs_the_base(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match="order of heads, which follows from the base model"):
+        ckconv.convert(of_no_base(tmp_path / "a.gguf"), tmp_path / "b.gguf", options=Options(dtype="bf16"))

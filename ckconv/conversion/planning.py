@@ -194,6 +194,10 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     if index.misfit is not None and to != index.format:
         raise index.misfit
+    if to == index.format == "gguf" and index.adapter.unsupported:  # of which a copy asks nothing
+        copy = _plan_model(index.as_container, to, options)
+        if not copy.refusals:
+            return copy
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
     return _plan(index, outputs[to], options, facts)
 

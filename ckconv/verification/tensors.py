@@ -728,7 +728,8 @@ def _within_text(index: TensorIndex) -> Collection[str]:
 
 
 def _family(index: TensorIndex) -> str:
-    return index.config.family if index.config else ""
+    """Name of the rules that tensors have their names by, or empty."""
+    return index.config.family if index.config else "adapter" * bool(index.adapter and index.tensors)
 
 
 def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
