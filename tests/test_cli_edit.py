@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import family_cases
@@ -149,6 +150,15 @@ def test_only_one_file_is_edited_in_place(model: Path, ckconv) -> None:
     for path in (QWEN2, FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf", link):
         found = ckconv("edit", path, "--in-place", "--set-meta", "a=b")
         assert (found.code, "error[usage.in-place]" in found.err) == (2, True)
+
+
+def test_the_file_on_standard_input_is_not_the_one_to_edit_in_place(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    shutil.copyfile(model, other)
+    command = [sys.executable, "-m", "ckconv", "edit", str(model), str(other), "--set-meta", "general.name=x"]
+    with other.open("rb") as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (6, "hint: name another place")
 
 
 # Documents of a checkpoint

@@ -72,7 +72,7 @@ def command(
             try:
                 report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
             except OutputError as error:
-                if error.code == "output.is-input" and src.is_file():
+                if error.code == "output.is-input" and error.path and src.is_file() and src.samefile(error.path):
                     changes = [f"--set-meta {quote(text)}" for text in set_meta]
                     changes += [f"--drop-meta {quote(text)}" for text in drop_meta]
                     there = " ".join(["ckconv edit", quote(shown(src)), "--in-place", *changes])

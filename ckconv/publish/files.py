@@ -522,7 +522,7 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
     with suppress(OSError):
         if os.path.samestat(found, read := os.fstat(0)) and stat.S_ISREG(read.st_mode):
             message = "is the file that standard input reads, which is never written to"
-            raise OutputError("output.is-input", message, path=target)
+            raise OutputError("output.is-input", message, path=target, hint="name another place")
     if stat.S_ISDIR(found.st_mode):
         raise OutputError(
             "output.directory", "is a directory", path=target, hint=f"name a file in it, or {target}/ for all of them"
