@@ -194,7 +194,8 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     if index.misfit is not None and to != index.format:
         raise index.misfit
-    if to == index.format == "gguf" and index.adapter.unsupported:  # of which a copy asks nothing
+    typed = to == index.format and index.metadata_kind is MetadataKind.TYPED
+    if typed and index.adapter.unsupported:  # of which a copy asks nothing
         copy = _plan_model(index.as_container, to, options)
         if not copy.refusals:
             return copy
