@@ -179,6 +179,29 @@ def test_rows_of_twice_a_size_of_the_configuration_are_of_the_general_type(asked
     convert(tmp_path / "mlx", f"{tmp_path}/back/", to="hf", options=Options(dequantize=True))
 
 
+@pytest.mark.parametrize("other", [(8, 32), (2, 128), (8, 64), (4, 32), (3, 64)])
+@pytest.mark.parametrize("general", [(4, 64), (4, 128), (8, 32), (2, 128)])
+def test_arrays_without_an_entry_are_what_the_familys_shape_says(
+    general: tuple[int, int], other: tuple[int, int], tmp_path: Path
+) -> None:
+    """As mlx-lm's loader has it: two of these pairs are stored alike, and the columns alone tell them apart."""
+    decoder = Decoder(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, ffn=384)
+    tensors, (bits, group) = decoder.tensors(), other
+    named = {
+        "layers.0.attention.output": "model.layers.0.self_attn.o_proj",
+        "token_embedding": "model.embed_tokens",
+        "layers.0.ffn.up": "model.layers.0.mlp.up_proj",
+    }
+    for module in named.values():
+        arrays = quantized(np.asarray(tensors.pop(f"{module}.weight"), np.float32), bits, group)
+        tensors |= {f"{module}.{kind}": one for kind, one in zip(("weight", "scales", "biases"), arrays, strict=True)}
+    config = {**decoder.config(), "quantization": {"group_size": general[1], "bits": general[0]}}
+    index = open_index(save(tmp_path / "mlx", config, tensors, metadata={"format": "mlx"}))
+
+    for canonical in named:
+        assert index.tensors[f"{canonical}.weight"].dtype.name == f"MLX {bits}-bit group {group} F32"
+
+
 def test_what_two_quantizations_fit_is_not_guessed_without_a_family(tmp_path: Path) -> None:
     root = directory(tmp_path, SOUND, {**SETTINGS, "bits": 8})
     config = json.loads((root / "config.json").read_text())

@@ -51,10 +51,12 @@ class Item(NamedTuple):
     """Stored tensor to name, or an MLX triple of arrays.
 
     ``tensor`` is in stored order under its stored name; its shape is ``[out, in]`` in elements of the model.
+    ``others`` are what else the arrays may be, where nothing but the shape tells.
     """
 
     tensor: Tensor
     stored: tuple[StoredTensor, ...]
+    others: tuple[Tensor, ...] = ()
 
 
 def plain_item(stored: StoredTensor) -> Item:
@@ -331,6 +333,7 @@ class _Reading:
         found = found._replace(parts=self.sizes.held(found.parts))
         kinds = [self._kind(part, layer, item.tensor.source) for part in found.parts]
         whole = kinds[0].whole
+        item = next((item._replace(tensor=one) for one in (item.tensor, *item.others) if one.shape == whole), item)
         if item.tensor.shape != whole:
             source = item.tensor.source
             made = f"the configuration makes it {list(whole)}{self._said(found.parts)}"

@@ -527,7 +527,7 @@ def canonical_diffusion(
     tensors: dict[str, Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
     others: list[StoredTensor] = []
-    for tensor, arrays in items:
+    for tensor, arrays, _ in items:
         if tensor.name.startswith(model.prefix):
             name = tensor.name.removeprefix(model.prefix)
             tensors[name] = _shaped(replace(tensor, name=name), shape(arrays[0]) if shape else ())

@@ -89,10 +89,6 @@ def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names:
     return quantized and isinstance((config or {}).get("quantization"), dict)
 
 
-#: How keys of numbers end that a matrix may have as columns.
-_WIDTHS = ("_size", "_dim", "_rank")
-
-
 def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: Path) -> list[Item]:
     """Group the stored arrays of an MLX checkpoint."""
     by_name = {tensor.name: tensor for tensor in stored}
@@ -102,16 +98,14 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
     faults = Faults(path)
     items: list[Item] = []
     taken: set[str] = set()
-    documents = (config, config.get(text_key(config) or "")) if huggingface_family(config) else ()
-    said = [it for told in documents if isinstance(told, dict) for it in told.items() if type(it[1]) is int]
-    widths = {size for key, size in said if key.endswith(_WIDTHS) and key != "vocab_size"}
+    known = huggingface_family(config) is not None
     for tensor in stored:
         module, _, kind = tensor.name.rpartition(".")
         if module not in modules or kind not in ("weight", "scales", "biases"):
             items.append(plain_item(tensor))
         elif module not in taken:
             taken.add(module)
-            triple = _triple(module, by_name, settings, widths, path, faults)
+            triple = _triple(module, by_name, settings, known, path, faults)
             if triple:
                 items.append(triple)
     dense = {tensor.name.removesuffix(".weight") for tensor in stored} - modules
@@ -132,15 +126,13 @@ def _settings_of(module: str, settings: Mapping[str, Any], path: Path) -> Quanti
 
 
 def _inferred(
-    q: Quantization, weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, widths: Container[int]
-) -> Quantization:
-    """Say how a module without an entry is quantized.
+    q: Quantization, weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, *, known: bool
+) -> list[Quantization]:
+    """Say how a module without an entry may be quantized, the likely first.
 
-    That need not be ``q``, the general settings: entries are lost, or name modules otherwise.
-    mlx-lm's loader (``infer_quant_config``) knows the columns from the class. Here the general settings go first; of
-    others, columns that are a size of the configuration tell arrays of few bits and long groups from the other way
-    round, and then the general group does: the shape is held against the family's afterwards. Without a family, only
-    what leaves no choice is taken.
+    That need not be ``q``, the general settings: entries are lost, or name modules otherwise. Arrays of few bits and
+    long groups are stored as others of the other way round: mlx-lm's loader (``infer_quant_config``) knows the columns
+    from the class, and here the family's shape chooses. Without a family, only what leaves no choice is taken.
     """
     every = (
         Quantization(mode, bits, group)
@@ -151,17 +143,16 @@ def _inferred(
     beside = biases is not None
     found = [one for one in {q: None, **dict.fromkeys(every)} if one.has_biases == beside]
     found = [one for one in found if _fits(weight, scales, biases, one)]
-    likely = [one for one in found if one.columns(weight.shape[-1] * 4) in widths]
-    choice = likely or found
-    alike = [one for one in choice if one.group_size == q.group_size] if widths else []
-    return q if q in found else next((few[0] for few in (choice, alike) if len(few) == 1), q)
+    if known:
+        return sorted(found, key=lambda one: (one != q, one.group_size != q.group_size)) or [q]
+    return [q] if q in found or len(found) != 1 else found
 
 
 def _triple(
     module: str,
     by_name: Mapping[str, StoredTensor],
     settings: Mapping[str, Any],
-    widths: Container[int],
+    known: bool,
     path: Path,
     faults: Faults,
 ) -> Item | None:
@@ -179,7 +170,7 @@ def _triple(
         faults.add("mlx.quant", f"{quoted(module)} has scales, its quantization entry is false", tensor=name)
         return None
     q = _settings_of(module, settings, path)
-    q = q if module in settings else _inferred(q, weight, scales, biases, widths)
+    q, *more = [q] if module in settings else _inferred(q, weight, scales, biases, known=known)
     number = scales.dtype if q.has_biases else DTYPES["BF16"]
     arrays = [array for array in (weight, scales, biases) if array is not None]
     if q.has_biases and biases is None:
@@ -193,11 +184,16 @@ def _triple(
         what = f"{quoted(name)} has rows of {columns:,} columns; {MAX_COLUMNS:,} are read at once"
         faults.add("mlx.quant", what, tensor=name, found=columns, allowed=MAX_COLUMNS)
     else:
-        dtype = triple_type(Triple(q, number))
-        shape = (*weight.shape[:-1], columns)
-        planes = tuple(_plane(array) for array in arrays)
-        tensor = Tensor(name, name, dtype, shape, (), plain(math.prod(shape[:-1]), columns), planes)
-        return Item(tensor, tuple(arrays))
+        planes, rows = tuple(_plane(array) for array in arrays), weight.shape[:-1]
+        widths = {one: one.columns(weight.shape[-1] * 4) for one in (q, *more)}
+        tensor, *others = (
+            Tensor(
+                name, name, triple_type(Triple(one, number)), (*rows, cols), (), plain(math.prod(rows), cols), planes
+            )
+            for one, cols in widths.items()
+            if cols <= MAX_COLUMNS
+        )
+        return Item(tensor, tuple(arrays), tuple(others))
     return None
 
 
