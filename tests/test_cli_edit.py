@@ -446,6 +446,17 @@ def test_every_number_that_is_set_passes_the_proof(text: str, to: str, tmp_path:
     assert ckconv("verify", tmp_path / "out", fixtures / "hf" / "llama-tied-bf16", *asked).code == 0
 
 
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+@pytest.mark.parametrize("glob", ["foo", "fo*"])
+def test_a_key_that_is_set_and_dropped_is_dropped(to: str, glob: str, tmp_path: Path, fixtures: Path, ckconv) -> None:
+    """As in a GGUF; the proof missed it."""
+    source, asked = fixtures / "hf" / "llama-tied-bf16", ("--set-meta", "foo=1", "--drop-meta", glob)
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", to, *asked)
+    assert done.code == 0, done.err
+    assert "foo" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert ckconv("verify", tmp_path / "out", source, *asked).code == 0
+
+
 @pytest.mark.parametrize("table", ["rope_scaling", "rope_parameters"])
 def test_a_word_of_rope_is_dropped_from_both_tables(table: str, tmp_path: Path, ckconv) -> None:
     """As it is set in both: of one alone the other's readers take something else."""

@@ -220,6 +220,8 @@ def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
     text = text_key(document_of(out.metadata)) if copied else ""
     own = {f"{part}.{table}".strip(".") for part in ("", text) for table in ("", *TABLES_OF_ROPE)}
     for asked, value in dict(options.set_meta).items():
+        if is_named((asked,), options.drop_meta):  # which are left out of what was set
+            continue
         for key, file, found, fits in _asked_of(out, asked, value):
             wrong = {} if any(map(fits, found.values())) else found or {"": None}
             if copied and file == CONFIG_NAME and not wrong:  # every other table says what it did, or is set, too
