@@ -144,7 +144,7 @@ def test_nemotron_h_of_floats_is_right_once_it_is_quantized(format: str, tmp_pat
     to = "safetensors" if format == "hf" else format
     ckconv.convert(tmp_path / "m.gguf", f"{between}/", to=to, options=Options(dequantize=True))
     asked = Options(bump_version=5, source_record=False, engine="july")
-    with pytest.raises(CkconvError, match=r"with matrices of Q8_0, Q4_K, Q6_K only, and token_emb is") as caught:
+    with pytest.raises(CkconvError, match=r"with matrices of Q8_0, Q4_K, Q6_K, Q5_0 only, and token_emb is") as caught:
         ckconv.convert(between, f"{tmp_path}/floats/", to="bump", options=asked)
     assert (caught.value.exit_code, caught.value.hint) == (4, "--quantize Q8_0")
     ckconv.convert(between, f"{tmp_path}/again/", to="bump", options=replace(asked, quantize="Q8_0"))

@@ -19,7 +19,7 @@ from typing import Any
 
 from ckconv.core.config import shortest_float32
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import beside, document_of
+from ckconv.core.metadata import beside, document_of, text_on_top
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import full_key
@@ -535,7 +535,7 @@ def _roles(
     settings = _json(files, _SETTINGS)
     if "added_tokens_decoder" not in settings:  # as transformers reads them (PreTrainedTokenizerBase._from_pretrained)
         settings |= _json(files, "special_tokens_map.json")
-    config, found = document_of(index.metadata), {}
+    config, found = text_on_top(document_of(index.metadata)), {}
     for role in of:
         said = settings.get(f"{role}_token")
         text = said.get("content") if isinstance(said, dict) else said
