@@ -673,9 +673,8 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
     read = {cell.key for row in family.parameters.values() if row.value is None for cell in row.key_cells("hf")}
     for name, row in family.parameters.items():
         cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]
-        cells = [
-            cell for cell in cells if row.value is None or cell.key not in read
-        ]  # another row's, which is compared
+        if row.value is not None:  # keys of another row are compared there
+            cells = [cell for cell in cells if cell.key not in read]
         said = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
         ruled = name == "layer_types" or (name == "window" and "layer_types" in family.parameters)
         ruled = ruled or (name == "rope_theta" and family.document.rope.alpha)

@@ -238,11 +238,8 @@ def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
 def _asked_of(out: TensorIndex, asked: str, text: str) -> Iterator[_Asked]:
     """Places of a key that was set, and what fits there."""
     file, _, path = asked.rpartition(":")
-    role, found, header = (
-        re.sub("_token(_id)?$", "", asked),
-        out.metadata,
-        f"{METADATA}.{asked.removeprefix(f'{METADATA}.')}",
-    )
+    role, found = re.sub("_token(_id)?$", "", asked), out.metadata
+    header = f"{METADATA}.{asked.removeprefix(f'{METADATA}.')}"
     if out.metadata_kind is MetadataKind.TYPED:
         roles = f"tokenizer.ggml.{ALL_ROLES.get(role, role)}_token_id" if role != asked else ""
         key = next((key for key in (asked, roles, f"tokenizer.{asked}") if key in found), asked)

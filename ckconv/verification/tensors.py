@@ -402,7 +402,7 @@ class TensorComparison:
 
     def __post_init__(self) -> None:
         source = self.source
-        if source is not None and self.out.format == source.format and _family(self.out) != _family(source):
+        if source is not None and self.out.format == source.format and _rules(self.out) != _rules(source):
             # An edited header says that it is another model.
             self.out, self.source = self.out.as_container, source.as_container
         self._embedded = {*_within_text(self.out), *(_within_text(self.source) if self.source is not None else ())}
@@ -520,7 +520,7 @@ class TensorComparison:
         if there and there <= self._ours.keys():  # a reranker has no more of its head
             there.add("output.weight")
         if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
-            directories = FAMILIES[_family(self.source)].in_huggingface.modules if self.source.config else ()
+            directories = FAMILIES[self.source.config.family].in_huggingface.modules if self.source.config else ()
             there.update(directories)  # compared as files beside the model
         for key, tensor in self._theirs.items():
             if key in there or key in self._ours or tensor.source in by_rule or self._is_left_out(tensor, key):
@@ -727,7 +727,7 @@ def _within_text(index: TensorIndex) -> Collection[str]:
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
 
 
-def _family(index: TensorIndex) -> str:
+def _rules(index: TensorIndex) -> str:
     """Name of the rules that tensors have their names by, or empty."""
     return index.config.family if index.config else "adapter" * bool(index.adapter and index.tensors)
 

@@ -787,16 +787,15 @@ class TowerPlanner(GgufPlanner):
                 fp32 = not short and (named or is_fp32(called))
                 if called.endswith(_ONE_CHANNEL):
                     kept = self.dtype in ("engine", "keep") and all(part.dtype is not F32 for part in parts)
-                    wide += [] if kept or self.dtype in ("f16", "bf16") else [called]
+                    if not kept and self.dtype not in ("f16", "bf16"):
+                        wide.append(called)
                 entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
         if wide:
             self.refuse(f"llama.cpp computes these kernels in F16 or BF16 alone, and stops at F32: {and_more(wide)}")
         for called, shape in sinusoids_of(self._tower).items():
-            made, table = (
-                numbers_entry(called, called, (found := sinusoids(*shape).astype("<f4")).tobytes()),
-                found.shape,
-            )
-            entries[called] = made._replace(shape=table, layout=plain(*table))
+            table = sinusoids(*shape).astype("<f4")
+            made = numbers_entry(called, called, table.tobytes())
+            entries[called] = made._replace(shape=table.shape, layout=plain(*table.shape))
         return list(entries.values())
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:

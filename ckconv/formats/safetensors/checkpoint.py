@@ -665,10 +665,8 @@ class CheckpointPlanner(Planner):
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            whose, also = (
-                catalog.of_source(self.config, self.index.format, pattern),
-                f" ({count} tensors)" if count > 1 else "",
-            )
+            whose = catalog.of_source(self.config, self.index.format, pattern)
+            also = f" ({count} tensors)" if count > 1 else ""
             family, unruled = self.family, what == _NO_RULE
             hint = "" if family is None else drop_hint(self.index, family, pattern, unruled=unruled)
             self.refuse(f"{what} {pattern}{also}{whose}", hint)
