@@ -1,4 +1,7 @@
-"""The models that ``bench.py`` measures: llama-shaped GGUF files of random blocks, written without ckconv.
+"""The models that ``bench.py`` measures: llama-shaped GGUF files, written without ckconv.
+
+Blocks are random bytes. Floats are drawn as weights are: quantizers branch on them, and of numbers of all magnitudes a
+compiler's choice of branches decided which was the faster.
 
 Run in a process of its own, because a process hands its peak memory on to the children it starts.
 """
@@ -11,6 +14,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 #: Name -> ggml id, elements and bytes of a block.
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
@@ -27,6 +32,8 @@ MANY = (90_000, 900_000)
 
 _ALIGNMENT = 32
 _POOL_BYTES = 16 << 20
+#: Of a model's weights (``initializer_range`` of Llama's configurations).
+_DEVIATION = 0.02
 #: Vocabulary of the model that is nearly all header.
 _TOKENS, _MERGES, _HEADER_LAYERS = 152_064, 151_387, 33
 
@@ -153,10 +160,10 @@ def write_gguf(
             file.seek(len(header) + offsets["output.weight"])
             file.write(b"\1")
             return
-        blocks, values = _pools()
+        pools = {kind: _pool(kind) for kind in {type_of(name, shape) for name, shape in shapes.items()}}
         for name, shape in shapes.items():
             kind = type_of(name, shape)
-            _write_data(file.write, blocks if TYPES[kind][1] > 1 else values, nbytes(shape, kind), offsets[name])
+            _write_data(file.write, pools[kind], nbytes(shape, kind), offsets[name])
 
 
 def _write_data(write: Callable[[memoryview], object], pool: memoryview, size: int, salt: int) -> None:
@@ -172,12 +179,13 @@ def _write_data(write: Callable[[memoryview], object], pool: memoryview, size: i
     write(memoryview(bytes(padded - size)))
 
 
-def _pools() -> tuple[memoryview, memoryview]:
-    """Random bytes; and 16-bit words that are small numbers in F16, BF16 and F32 alike, none of them NaN."""
-    blocks = bytearray(random.Random(1).randbytes(_POOL_BYTES))
-    values = bytearray(blocks)
-    values[1::2] = values[1::2].translate(bytes(byte & 0x80 | 0x20 + (byte & 0x1F) for byte in range(256)))
-    return memoryview(blocks), memoryview(values)
+def _pool(kind: str) -> memoryview:
+    """Random blocks, or numbers with the deviation of a model's weights."""
+    if TYPES[kind][1] > 1:
+        return memoryview(random.Random(1).randbytes(_POOL_BYTES))
+    values = np.random.default_rng(1).standard_normal(_POOL_BYTES // TYPES[kind][2], np.float32) * np.float32(_DEVIATION)
+    halves = {"F32": values, "F16": values.astype(np.float16), "BF16": values.view(np.uint16)[1::2]}
+    return memoryview(halves[kind].tobytes())
 
 
 def _string(text: str) -> bytes:

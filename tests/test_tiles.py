@@ -63,13 +63,16 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("of_gguf", [False, True])
 def test_every_row_but_the_first_ones_of_a_tensor_is_quantized_once(
-    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_gguf: bool, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads too, whose rows stand in another order in a GGUF; and ``verify`` quantizes everything anew."""
+    """Heads too, whose rows stand in another order in one GGUF or both; ``verify`` quantizes everything anew."""
     monkeypatch.setattr(rows, "CHUNK", 64 * 512)  # a piece is the rows of a head
     monkeypatch.setattr(stored, "CHUNK", 64 * 512)
     source, counts = checkpoint(tmp_path / "floats", WIDE), Counter[str]()
+    if of_gguf:
+        ckconv.convert(source, source := tmp_path / "floats.gguf")
     quantize = convert.quantize
 
     def counting(floats: Any, dtype: Any, *more: Any) -> Any:

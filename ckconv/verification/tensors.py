@@ -74,6 +74,8 @@ def wrong_rows(
         importance: where it was quantized, how much the error of each column counted, an expert a row.
         tiles: where rows may be that were converted already, to be written.
     """
+    if importance is None or len(importance) == 1:
+        tensor, source = _in_stored_order(tensor, source)
     both = SideBySide(lambda files: (RowReader(tensor, files), RowReader(source, files)), files)
     mine, theirs = both.first
     if mine.dtype is not tensor.dtype:
@@ -106,6 +108,19 @@ def wrong_rows(
         for found in results:
             note(found)
     return sorted({*wrong}), rounded
+
+
+def _in_stored_order(tensor: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the order of their stored rows, where that is one order.
+
+    Q and K of two GGUFs are: the writer does not move their rows either, and keeps its tiles in that order.
+    """
+    layout = tensor.layout
+    whole = layout.whole_rows and layout.elements == layout.rows * layout.cols
+    if not (whole and tensor.as_stored and source.as_stored and layout.same_bytes_as(source.layout)):
+        return tensor, source
+    stored = replace(plain(layout.rows, layout.cols, shift=layout.shift), scale=layout.scale)
+    return replace(tensor, layout=stored), replace(source, layout=stored)
 
 
 class _Found(NamedTuple):
