@@ -33,7 +33,7 @@ MANY = (90_000, 900_000)
 _ALIGNMENT = 32
 _POOL_BYTES = 16 << 20
 #: Of a model's weights (``initializer_range`` of Llama's configurations).
-_DEVIATION = 0.02
+_DEVIATION = np.float32(0.02)
 #: Vocabulary of the model that is nearly all header.
 _TOKENS, _MERGES, _HEADER_LAYERS = 152_064, 151_387, 33
 
@@ -183,7 +183,7 @@ def _pool(kind: str) -> memoryview:
     """Random blocks, or numbers with the deviation of a model's weights."""
     if TYPES[kind][1] > 1:
         return memoryview(random.Random(1).randbytes(_POOL_BYTES))
-    values = np.random.default_rng(1).standard_normal(_POOL_BYTES // TYPES[kind][2], np.float32) * np.float32(_DEVIATION)
+    values = np.random.default_rng(1).standard_normal(_POOL_BYTES // TYPES[kind][2], np.float32) * _DEVIATION
     halves = {"F32": values, "F16": values.astype(np.float16), "BF16": values.view(np.uint16)[1::2]}
     return memoryview(halves[kind].tobytes())
 
