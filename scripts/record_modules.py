@@ -11,8 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ckconv.adapters import model
-from ckconv.families import catalog
+from ckconv.families import adapters, catalog
 from ckconv.families.catalog import FAMILIES
 
 
@@ -29,8 +28,8 @@ def written(value: object, depth: int = 0) -> str:
 def main() -> None:
     """Write both; the families are those of the first."""
     catalog.INDEX.write_text(written(catalog.index_of_files()) + "\n")
-    paths = model.modules_of(FAMILIES[name] for name in FAMILIES)
-    model.PATHS.write_text(written(model.recorded_paths(paths)) + "\n")
+    paths = adapters.modules_of(FAMILIES[name] for name in FAMILIES)
+    adapters.PATHS.write_text(written(adapters.recorded_paths(paths)) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import gguf
 import pytest
 from family_cases import ROOT, families as with_cases
 
-from ckconv.adapters.model import PATHS, modules_of, recorded_paths
 from ckconv.families import catalog
+from ckconv.families.adapters import PATHS, modules_of, recorded_paths
 from ckconv.families.catalog import FAMILIES, Family
 from ckconv.families.merge import FOLDER, is_family
 

@@ -28,7 +28,6 @@ FLOORS = (
     ("quant", "publish"),
     ("io", "families"),
     ("tokenizer", "plan"),
-    ("adapters",),
     ("formats/safetensors",),
     (
         "formats/gguf",

@@ -576,7 +576,7 @@ TENSORS = [
     ),
     Case(
         "an adapter that is not merged",
-        "adapters.write:_changed",
+        "plan.adapters:_changed",
         lambda real: lambda tensor, *more: None if "layers.1" in tensor.name else real(tensor, *more),
         HF,
         (*GGUF, *LORA),

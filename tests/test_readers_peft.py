@@ -17,7 +17,10 @@ from conftest import FIXTURES
 from deepspeed_builder import saved
 from safetensors.numpy import load_file, save_file
 
-from ckconv.adapters.model import (
+from ckconv.api import open_model
+from ckconv.core.tensors import Role
+from ckconv.errors import CkconvError, InputError, UnsupportedError
+from ckconv.families.adapters import (
     changes_of,
     families_of,
     family_named,
@@ -26,9 +29,6 @@ from ckconv.adapters.model import (
     module_of,
     path_of,
 )
-from ckconv.api import open_model
-from ckconv.core.tensors import Role
-from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.families.catalog import FAMILIES
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files

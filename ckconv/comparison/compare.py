@@ -359,7 +359,7 @@ def _compare(
     one: Tensor, other: Tensor, shifts: tuple[float, float], files: Files, progress: Progress, *, spread: bool
 ) -> Difference | None:
     if one.shape != other.shape:
-        from ckconv.adapters.model import same_rank
+        from ckconv.verification.tensors import same_rank
 
         one, other = same_rank(one, other, files)
 

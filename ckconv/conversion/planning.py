@@ -186,7 +186,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     outputs = adapter_outputs()
     if to not in outputs:
-        from ckconv.adapters.write import MERGED
+        from ckconv.plan.adapters import MERGED
 
         hint = f"{', '.join(f'--to {name}' for name in outputs)} converts it, {MERGED}"
         lasting = any(not text.endswith(BY_BASE) for text in index.adapter.unsupported)
@@ -371,8 +371,8 @@ def merged(
     Raises:
         UsageError: a weight is no finite number.
     """
-    from ckconv.adapters.model import OTHER_BASE
-    from ckconv.adapters.write import Adapting, merge_adapters
+    from ckconv.families.adapters import OTHER_BASE
+    from ckconv.plan.adapters import Adapting, merge_adapters
 
     base = index.path if index.config is not None else None
     for path, weight in adapters:

@@ -257,6 +257,14 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         return SourceFacts(copies=frozenset(same))
 
 
+def have_equal_values(index: TensorIndex, pairs: Iterable[tuple[str, str]]) -> bool:
+    """Whether the two tensors of each pair of names hold the same values."""
+    from ckconv.io.rows import same_values
+
+    with Files(index.identities) as files:
+        return all(same_values(index.tensors[one], index.tensors[other], files) for one, other in pairs)
+
+
 def numberless(index: TensorIndex) -> str:
     """Sentence about quantized scales that are not finite; empty for none."""
     tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}

@@ -574,7 +574,7 @@ def _said_of(index: TensorIndex) -> dict[str, Any]:
 
 def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
     """Statements that follow from the source and from what is stored."""
-    from ckconv.adapters.model import families_of, family_named, local_path, transposing
+    from ckconv.families.adapters import families_of, family_named, local_path, transposing
 
     adapter = source.adapter
     assert adapter is not None
@@ -615,7 +615,7 @@ def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
 
 def _head_counts(source: TensorIndex, architecture: str) -> Mapping[str, int]:
     """Keys of a GGUF by which rows of Q and K are put in order."""
-    from ckconv.adapters.model import weight_pattern
+    from ckconv.families.adapters import weight_pattern
 
     assert source.adapter is not None
     base = source.adapter.base

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, np
-from ckconv.core.layouts import EXPONENTIALS, F32, plain
+from ckconv.core.layouts import EXPONENTIALS, F32, merged, plain
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     PREFIX,
@@ -42,7 +42,7 @@ from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
-from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
+from ckconv.io.rows import RowReader, canonical_pieces, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
 from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
@@ -240,6 +240,43 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
         if bad.any():
             return start + int(np.argmax(bad))
     return None
+
+
+# LoRA matrices of another rank than their twins: zeros beyond the smaller rank add nothing. A format with one rank for
+# all modules stores those of a smaller rank so.
+
+_A, _B = f".{Role.A.value}", f".{Role.B.value}"
+
+
+def same_rank(one: Tensor, other: Tensor, files: Files) -> tuple[Tensor, Tensor]:
+    """Two matrices of one rank, zeros beyond the smaller cut off.
+
+    Tensors that are no LoRA matrices, or differ otherwise, are given back as they are.
+    """
+    axis = 0 if one.name.endswith(_A) else 1 if one.name.endswith(_B) else None
+    if axis is None or one.name != other.name or len(one.shape) != 2 or len(other.shape) != 2:
+        return one, other
+    if one.shape == other.shape or one.shape[1 - axis] != other.shape[1 - axis]:
+        return one, other
+    from ckconv.families.adapters import rows_of
+
+    rank = min(one.shape[axis], other.shape[axis])
+    larger = one if one.shape[axis] > rank else other
+    if larger.dtype.block != 1:
+        return one, other
+    first, rest = (rank * larger.dtype.size, larger) if axis else (0, rows_of(larger, rank, larger.shape[0] - rank))
+    if any(bool(rows[:, first:].any()) for _, rows in canonical_pieces(RowReader(rest, files))):
+        return one, other
+    smaller = rows_of(larger, 0, rank) if axis == 0 else _columns_of(larger, rank)
+    return (smaller, other) if larger is one else (one, smaller)
+
+
+def _columns_of(tensor: Tensor, cols: int) -> Tensor:
+    """The first canonical columns."""
+    strips = tuple(replace(own, cols=merged([(cols, own.cols[0][1])])) for own in tensor.layout.strips)
+    return replace(
+        tensor, shape=(tensor.shape[0], cols), layout=replace(tensor.layout, cols=cols, strips=strips, shared=True)
+    )
 
 
 def _words(rows: Rows) -> NDArray[np.uint64] | Rows:
@@ -587,8 +624,6 @@ class TensorComparison:
         """
         label = f"{_label(tensor)}"
         if tensor.shape != twin.shape and self.out.adapter is not None:
-            from ckconv.adapters.model import same_rank
-
             tensor, twin = same_rank(tensor, twin, self.files)
         if tensor.shape != twin.shape:
             text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.adapters.model import Change, changes_of
 from ckconv.core.late import Doubles, Floats, Index, NDArray, Rows
 from ckconv.core.layouts import (
     BF16,
@@ -36,6 +35,7 @@ from ckconv.core.layouts import (
 )
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
+from ckconv.families.adapters import Change, changes_of
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
 from ckconv.quant.mlx import triple_of

@@ -9,19 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckconv.adapters.model import (
-    Collected,
-    Collector,
-    Part,
-    Shape,
-    family_named,
-    family_of,
-    gguf_module_of,
-    gguf_name_of,
-    placed_in_gguf,
-    weight_pattern,
-)
-from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import float32, headed, plain
 from ckconv.core.metadata import Value, scalar
@@ -39,6 +26,18 @@ from ckconv.core.tensors import (
     parse,
 )
 from ckconv.errors import InputError, an, quoted
+from ckconv.families.adapters import (
+    Collected,
+    Collector,
+    Part,
+    Shape,
+    family_named,
+    family_of,
+    gguf_module_of,
+    gguf_name_of,
+    placed_in_gguf,
+    weight_pattern,
+)
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import LLAMA_CPP, Family
@@ -48,6 +47,7 @@ from ckconv.formats.gguf.keys import container, copied, edited, mistyped_notes
 from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.safetensors.adapter import Opener, check_fits, find_base
 from ckconv.io.json import shown
+from ckconv.plan.adapters import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.plan.steps import OutputFile, Piece, Plan
 
 # GGUF adapters as llama.cpp loads them: ``NAME.lora_a`` and ``NAME.lora_b`` beside the name of each base tensor.

@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
-from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import float32, plain, transposed
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families import schema, towers
+from ckconv.families.adapters import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
 from ckconv.families.names import MLX
 from ckconv.formats.safetensors import files, write
 from ckconv.formats.safetensors.adapter import (
@@ -29,6 +28,7 @@ from ckconv.formats.safetensors.adapter import (
 )
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, SafetensorsFile, read_safetensors
 from ckconv.io.json import shown
+from ckconv.plan.adapters import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.plan.steps import Piece, Plan
 
 # mlx-lm adapters: a directory with ``adapter_config.json`` and ``adapters.safetensors``.

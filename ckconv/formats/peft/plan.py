@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ckconv.adapters.model import NUMBER, one_by_one, transposing
-from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
+from ckconv.families.adapters import NUMBER, one_by_one, transposing
 from ckconv.families.names import HF, NESTED
 from ckconv.families.towers import tower_of_document
 from ckconv.formats.peft.read import Parameter, is_transposed, matrices, parameter_with
@@ -19,6 +18,7 @@ from ckconv.formats.safetensors import adapter, write
 from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
 from ckconv.io.files import Files
 from ckconv.io.rows import same_values
+from ckconv.plan.adapters import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.plan.steps import Piece, Plan
 
 

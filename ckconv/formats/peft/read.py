@@ -15,22 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.adapters.model import (
-    OTHER_BASE,
-    Collector,
-    Outputs,
-    Part,
-    Shape,
-    Side,
-    Sides,
-    experts_together,
-    families_of,
-    module_of,
-    placed,
-    sides_of,
-    stored_at,
-    vector,
-)
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import (
@@ -47,6 +31,22 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import InputError, UnsupportedError, an, quoted
+from ckconv.families.adapters import (
+    OTHER_BASE,
+    Collector,
+    Outputs,
+    Part,
+    Shape,
+    Side,
+    Sides,
+    experts_together,
+    families_of,
+    module_of,
+    placed,
+    sides_of,
+    stored_at,
+    vector,
+)
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.sizes import Sizes

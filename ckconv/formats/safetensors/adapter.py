@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import OTHER_BASE, Collected, Collector, Part, Shape, matrix_shape, module_of, resized_first
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
@@ -26,6 +25,16 @@ from ckconv.core.tensors import (
     effective_scale,
 )
 from ckconv.errors import Faults, InputError, UnsupportedError, UsageError, quoted
+from ckconv.families.adapters import (
+    OTHER_BASE,
+    Collected,
+    Collector,
+    Part,
+    Shape,
+    matrix_shape,
+    module_of,
+    resized_first,
+)
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MAX_JSON, SafetensorsFile
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT

@@ -37,7 +37,6 @@ from ckconv.families.catalog import FAMILIES, INDEX, checksum_of_files, family_o
 from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, Names, Stored, decoder, fusion_names, names_of
 from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, has_transposed
-from ckconv.io.files import Files
 
 # -- Paths of the modules of every family, for Hugging Face and MLX ----------------------------------------------------
 
@@ -598,47 +597,6 @@ def local_path(module: str) -> str | None:
     """Module path within its layer (``self_attn.q_proj``)."""
     name = parse(module)
     return module.partition(f".{name.layer}.")[2] if name.layer is not None else None
-
-
-# LoRA matrices of another rank than their twins: zeros beyond the smaller rank add nothing.
-#
-# A format with one rank for all modules stores those of a smaller rank so.
-
-_A, _B = f".{Role.A.value}", f".{Role.B.value}"
-
-
-def same_rank(one: Tensor, other: Tensor, files: Files) -> tuple[Tensor, Tensor]:
-    """Two matrices of one rank, zeros beyond the smaller cut off.
-
-    Tensors that are no LoRA matrices, or differ otherwise, are given back as they are.
-    """
-    axis = 0 if one.name.endswith(_A) else 1 if one.name.endswith(_B) else None
-    if axis is None or one.name != other.name or len(one.shape) != 2 or len(other.shape) != 2:
-        return one, other
-    if one.shape == other.shape or one.shape[1 - axis] != other.shape[1 - axis]:
-        return one, other
-    rank = min(one.shape[axis], other.shape[axis])
-    larger = one if one.shape[axis] > rank else other
-    if larger.dtype.block != 1 or not _zero_beyond(larger, axis, rank, files):
-        return one, other
-    smaller = rows_of(larger, 0, rank) if axis == 0 else _columns_of(larger, rank)
-    return (smaller, other) if larger is one else (one, smaller)
-
-
-def _zero_beyond(tensor: Tensor, axis: int, rank: int, files: Files) -> bool:
-    from ckconv.io.rows import RowReader, canonical_pieces  # numpy, which reading an adapter does without
-
-    first = rank * tensor.dtype.size if axis else 0
-    rest = tensor if axis else rows_of(tensor, rank, tensor.shape[0] - rank)
-    return not any(bool(rows[:, first:].any()) for _, rows in canonical_pieces(RowReader(rest, files)))
-
-
-def _columns_of(tensor: Tensor, cols: int) -> Tensor:
-    """The first canonical columns."""
-    strips = tuple(replace(own, cols=merged([(cols, own.cols[0][1])])) for own in tensor.layout.strips)
-    return replace(
-        tensor, shape=(tensor.shape[0], cols), layout=replace(tensor.layout, cols=cols, strips=strips, shared=True)
-    )
 
 
 # -- Modules of an adapter out of its stored tensors -------------------------------------------------------------------

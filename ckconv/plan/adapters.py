@@ -12,21 +12,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ckconv.adapters.model import (
-    EMBEDDING_MODULE,
-    HEAD_MODULE,
-    Change,
-    Outputs,
-    changes_of,
-    families_of,
-    family_named,
-    matrix_shape,
-    path_of,
-    placed,
-    resized_first,
-    rows_of,
-    transposing,
-)
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
@@ -49,10 +34,24 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted, shown
+from ckconv.families.adapters import (
+    EMBEDDING_MODULE,
+    HEAD_MODULE,
+    Change,
+    Outputs,
+    changes_of,
+    families_of,
+    family_named,
+    matrix_shape,
+    path_of,
+    placed,
+    resized_first,
+    rows_of,
+    transposing,
+)
 from ckconv.families.catalog import rows_of_head
-from ckconv.io.files import Files, head_is_embedding
 from ckconv.plan.planner import Planner
-from ckconv.plan.probe import SourceFacts
+from ckconv.plan.probe import SourceFacts, gather, have_equal_values
 from ckconv.plan.steps import Piece, Plan, Run
 from ckconv.quant.convert import between, decodable, writable
 
@@ -109,15 +108,8 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
     if head is None or embedding is None or not _is_tied(base, config):
         return index
     alike = (head.roles, head.scale, head.replaced) == (embedding.roles, embedding.scale, embedding.replaced)
-    if alike:
-        from ckconv.io.rows import same_values
-
-        pairs = [
-            [index.tensors[f"{module}.{role.value}"] for module in (HEAD_MODULE, EMBEDDING_MODULE)]
-            for role in head.roles
-        ]
-        with Files(index.identities) as files:
-            alike = all(same_values(one, other, files) for one, other in pairs)
+    pairs = ((f"{HEAD_MODULE}.{role.value}", f"{EMBEDDING_MODULE}.{role.value}") for role in head.roles)
+    alike = alike and have_equal_values(index, pairs)
     if not alike and not known.ties:
         return index
     if not alike:
@@ -131,7 +123,7 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
 
 
 def _is_tied(base: TensorIndex, config: ModelConfig) -> bool:
-    return _HEAD_TENSOR not in base.tensors or (config.tied is not False and head_is_embedding(base))
+    return _HEAD_TENSOR not in base.tensors or (config.tied is not False and gather(base).head_is_embedding)
 
 
 # A model with adapters merged into it: the same index, some of whose tensors are computed.

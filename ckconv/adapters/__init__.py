@@ -1,1 +1,0 @@
-"""Adapters: their changes, and models with adapters merged."""
