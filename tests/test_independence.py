@@ -36,8 +36,8 @@ from ckconv.__main__ import run
 from ckconv.api import convert_tower
 from ckconv.comparison import verify
 from ckconv.core import metadata as typed
+from ckconv.core.metadata import pieces_of
 from ckconv.errors import VerifyError
-from ckconv.publish.files import pieces_of
 from ckconv.verification import statements, tensors
 from ckconv.verification.content import items_of
 
@@ -45,10 +45,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 LAYOUTS = FIXTURES / "tokenizers/layouts"
 
 #: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
-READS = (
-    r"conversion/write:((Growing|Progress)\..+|compare\.<locals>\..+)"
-    r"|publish/files:(there|open_regular|close_unwritten|same_file|_remember|_require_regular)"
-)
+READS = r"conversion/write:((Growing|Progress)\..+|compare\.<locals>\..+)"
 
 #: Told the function that has the bug, what stands in its place.
 Bug = Callable[[Callable[..., Any]], Callable[..., Any]]

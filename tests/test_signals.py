@@ -16,8 +16,9 @@ import pytest
 from conftest import FIXTURES
 
 from ckconv import convert
+from ckconv.core.metadata import side_file
 from ckconv.errors import Interrupted
-from ckconv.publish.files import locked, side_file
+from ckconv.publish.files import locked
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.system import ENDING, signals
 from ckconv.system.signals import blocking, check, declare, interruptible, noted

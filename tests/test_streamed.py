@@ -10,9 +10,11 @@ import pytest
 from conftest import FIXTURES
 
 import ckconv
+from ckconv.core import metadata as streamed
+from ckconv.core.metadata import Streamed, digest_of, pieces_of, side_file
 from ckconv.errors import VerifyError
-from ckconv.publish import files as streamed
-from ckconv.publish.files import Streamed, create, digest_of, holds, pieces_of, side_file, write_file
+from ckconv.io.files import holds
+from ckconv.publish.files import create, write_file
 
 SOURCES = ["gguf/llama-tied-bf16.auto.gguf", "gguf/phi3-bf16.auto.gguf", "hf/qwen2-tied-bf16", "hf/gpt2-hub-f32"]
 

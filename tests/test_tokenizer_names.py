@@ -12,8 +12,7 @@ import pytest
 from conftest import FIXTURES
 from test_plan_checkpoint_tokenizer import Array, Scalar, files_of, left_out
 
-from ckconv.core.metadata import Value, array, scalar
-from ckconv.publish.files import pieces_of
+from ckconv.core.metadata import Value, array, pieces_of, scalar
 from ckconv.tokenizer.gguf import tokenizer_keys
 from ckconv.tokenizer.vocabulary import TokenizerFiles, pre_tokenizers
 

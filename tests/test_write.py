@@ -18,7 +18,7 @@ from ckconv.conversion.write import Chunk, Growing, Progress, Stopped, write_fil
 from ckconv.core.layouts import DTYPES
 from ckconv.errors import OutputError
 from ckconv.formats.detect import open_index
-from ckconv.publish.files import growing as opening
+from ckconv.io.files import growing as opening
 
 Q8_0 = DTYPES["Q8_0"]
 

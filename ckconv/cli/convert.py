@@ -38,7 +38,7 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
-from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.options import Options, asked
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown
 from ckconv.families.catalog import own_families
@@ -47,7 +47,6 @@ from ckconv.formats.destination import ON_STDOUT, Destination, named_by_director
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files
 from ckconv.plan.steps import Plan
-from ckconv.publish.files import SideFile
 from ckconv.system.signals import interruptible, noted
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in
 from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
-from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
+from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, pieces_of, scalar
 from ckconv.core.options import Options, asked
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
@@ -42,10 +42,9 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
-from ckconv.io.files import CHUNK, Files, readable
+from ckconv.io.files import CHUNK, Files, holds, opened_regular, readable, there
 from ckconv.io.json import parse_object, read_document
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
-from ckconv.publish.files import holds, opened_regular, pieces_of, there
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, of_files_gone, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside

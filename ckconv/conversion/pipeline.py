@@ -29,10 +29,10 @@ from ckconv.conversion.write import (
 from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import OutputError, shown
-from ckconv.io.files import Files
+from ckconv.io.files import Files, close_unwritten
 from ckconv.io.tiles import Tiles, any_slow, at_once, made_at_once, threads
 from ckconv.plan.steps import Container, Plan
-from ckconv.publish.files import close_unwritten, close_written
+from ckconv.publish.files import close_written
 from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS, share_heap
 from ckconv.system.signals import check
 from ckconv.verification.tensors import Compared

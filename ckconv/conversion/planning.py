@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.metadata import CONFIG_NAME, document_of
+from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower, parted
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
@@ -27,7 +27,6 @@ from ckconv.io.files import Unwritten
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
-from ckconv.publish.files import pieces_of
 from ckconv.tokenizer.source import ids_beyond
 
 #: What the note of a text model ends in, where its tower is known.

@@ -27,9 +27,9 @@ from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, cou
 from ckconv.families.catalog import is_name, own_files
 from ckconv.formats import destination, detect, locate, model
 from ckconv.io import address_of, as_path, digests
-from ckconv.io.files import Files, readable
+from ckconv.io.files import Files, close_unwritten, opened_regular, readable
 from ckconv.plan.steps import Container, Plan
-from ckconv.publish.files import Directory, close_unwritten, failing, locked, opened_regular
+from ckconv.publish.files import Directory, failing, locked
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
 from ckconv.publish.staging import Outputs
 from ckconv.system import NO_LOCKS, allocate, read_at, try_lock, write_at

@@ -46,9 +46,9 @@ from ckconv.formats import destination, detect, format_of, model
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io import address_of, as_path, tiles
 from ckconv.io.digests import Digests, sha256_of
-from ckconv.io.files import Files
+from ckconv.io.files import Files, growing, opened_regular
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
-from ckconv.publish.files import check_parent, check_place, failing, growing, opened_regular
+from ckconv.publish.files import check_parent, check_place, failing
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.quant.convert import GGML_TYPES, Action, Error, quantizer_of
 from ckconv.system import peak_memory, sync, write_at

@@ -19,7 +19,7 @@ from typing import Any
 
 from ckconv.conversion.write import NO_DIGEST
 from ckconv.core import __version__, tensors
-from ckconv.core.metadata import CONFIG_NAME, beside, root_of
+from ckconv.core.metadata import CONFIG_NAME, SideFile, beside, digest_of, root_of
 from ckconv.core.options import Records, asked
 from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
@@ -27,9 +27,9 @@ from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
-from ckconv.io.files import open_source, readable
+from ckconv.io.files import holds, open_source, opened_regular, readable, there
 from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
-from ckconv.publish.files import SideFile, check_target, digest_of, failing, followed, holds, opened_regular, there
+from ckconv.publish.files import check_target, failing, followed
 from ckconv.publish.staging import Room, Small
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUMS_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at

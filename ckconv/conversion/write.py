@@ -16,6 +16,7 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.late import NamedTuple
+from ckconv.core.metadata import SideFile, pieces_of
 from ckconv.core.tensors import Extent, TensorIndex, identity
 from ckconv.errors import (
     CkconvError,
@@ -29,10 +30,9 @@ from ckconv.errors import (
     unreadable,
 )
 from ckconv.io.digests import HASHED_AT_ONCE, FileHash
-from ckconv.io.files import CHUNK, READ_AHEAD, Files
+from ckconv.io.files import CHUNK, READ_AHEAD, Files, growing as opening
 from ckconv.io.tiles import SideBySide, Tiles, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
-from ckconv.publish.files import SideFile, growing as opening, pieces_of
 from ckconv.quant.convert import Action, Conversion
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some
 from ckconv.system.signals import blocking, check

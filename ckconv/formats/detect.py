@@ -19,8 +19,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError,
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
-from ckconv.io.files import ByteSource, open_source, readable
-from ckconv.publish.files import remembered
+from ckconv.io.files import ByteSource, open_source, readable, remembered
 
 #: Names of files in a directory that may hold a model, which reads as another one.
 _PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*[_-]model_states.pt", "latest")

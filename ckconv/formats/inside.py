@@ -36,9 +36,8 @@ from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, rea
 from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
 from ckconv.formats.safetensors.container import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.formats.safetensors.files import SIDE_FILES
-from ckconv.io.files import ByteSource, FileSource, open_source
+from ckconv.io.files import ByteSource, FileSource, open_source, opened_regular
 from ckconv.io.standing import Part, Pieces, Turned
-from ckconv.publish.files import opened_regular
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.
 _MAX_HEADER = 1 << 20

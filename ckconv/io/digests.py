@@ -9,8 +9,8 @@ from typing import Self
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import unreadable
+from ckconv.io.files import opened_regular
 from ckconv.io.tiles import threads
-from ckconv.publish.files import opened_regular
 from ckconv.system import read_into
 from ckconv.system.signals import check
 

@@ -1,24 +1,231 @@
-"""Source files while they are read, and proof that none changed."""
+"""Regular files, source files while they are read, and proof that none changed."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
-from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, card_of_keys, card_of_text, own_in_card
+from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, SideFile, card_of_keys, card_of_text, own_in_card
 from ckconv.core.tensors import Extent, Identity, MetadataKind, Tensor, TensorIndex, cut, identity
-from ckconv.errors import CkconvError, InputError, OutputError, unreadable
-from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
-from ckconv.system import MAX_OPEN, read_at, read_into, reads_in_order, reads_soon, reads_what_is_cached
+from ckconv.errors import CkconvError, InputError, OutputError, quoted, shown, unreadable
+from ckconv.system import (
+    CLOEXEC,
+    MAX_OPEN,
+    NONBLOCK,
+    read_at,
+    read_into,
+    reads_in_order,
+    reads_soon,
+    reads_what_is_cached,
+)
 from ckconv.system.signals import State, check
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+# -- Regular files: opened, waited for, compared -----------------------------------------------------------------------
+
+#: A repository of the hub: owner and name.
+_REPOSITORY = r"[\w-]+/[\w.-]*\w"
+
+#: What was opened since :func:`remembered` began.
+_OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
+
+#: Waits until bytes of a file are written, of files that this process is still writing.
+_WAITS: ContextVar[Callable[[Path, int, int], None] | None] = ContextVar("_WAITS", default=None)
+
+
+@contextmanager
+def growing(wait: Callable[[Path, int, int], None]) -> Iterator[None]:
+    """In the block, files may be written to while they are read."""
+    token = _WAITS.set(wait)
+    try:
+        yield
+    finally:
+        _WAITS.reset(token)
+
+
+def wait_for(path: Path, start: int, stop: int) -> None:
+    """Wait for the bytes ``start`` to ``stop`` of a :func:`growing` file."""
+    wait = _WAITS.get()
+    if wait is not None:
+        wait(path, start, stop)
+
+
+def same_file(one: Identity, other: Identity) -> bool:
+    """Whether a file did not change; its size, where files grow."""
+    return one == other if _WAITS.get() is None else one[:3] == other[:3]
+
+
+@contextmanager
+def remembered() -> Iterator[dict[Path, Identity]]:
+    """Within the block, note the identity of every file that is opened.
+
+    A name that is looked up once more may lead to another file than the one that was read.
+    """
+    outer, opened = _OPENED.get(), dict[Path, Identity]()
+    token = _OPENED.set(opened)
+    try:
+        yield opened
+    finally:
+        _OPENED.reset(token)
+        if outer is not None:
+            outer.update(opened)
+
+
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file.
+
+    The kind is asked twice: opening some devices has side effects, and the name may be replaced in between;
+    ``NONBLOCK`` keeps a FIFO that appears then from blocking the open.
+
+    Raises:
+        InputError: ``input.missing``, ``input.directory``, ``input.special`` (a FIFO, socket or device) or
+            ``input.unreadable`` (permission, a name that is too long, an I/O error).
+        OutputError: ``input.changed``, within :func:`remembered`: the file was another one when it was opened before.
+    """
+    fd = -1
+    try:
+        _require_regular(path, path.stat())
+        fd = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
+        status = os.fstat(fd)
+        _require_regular(path, status)
+        _remember(path, identity(status))
+    except BaseException as error:
+        if fd >= 0:
+            close_unwritten(fd)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            if path.is_symlink():
+                message = f"it is a link, and leads to {quoted(os.path.realpath(path))}, which is not there"
+                raise InputError("input.missing", message, path=path) from None
+            raise InputError("input.missing", "there is no such file", path=path, hint=_instead(path)) from None
+        if isinstance(error, OSError):
+            raise unreadable(error, path) from None
+        if isinstance(error, ValueError):
+            raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
+        raise
+    return fd, status
+
+
+def _instead(path: Path) -> str | None:
+    """A file of a similar name, as a hint for one that is not there."""
+    if str(path) == "-":
+        return "only inspect reads from a pipe; save the input to a file"
+    from difflib import get_close_matches
+
+    if re.fullmatch(_REPOSITORY, str(path)) and not path.parent.is_dir():
+        return f"nor is it in the download cache of the hub: hf download {path}, or hf://{path} reads it there"
+    try:
+        names = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.8)
+        near = [other for other in map(path.with_name, names) if other.exists()]
+    except OSError:
+        return None
+    return f"did you mean {quoted(shown(near[0]))}?" if near else None
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file while the block runs."""
+    fd, _ = open_regular(path)
+    try:
+        yield fd
+    finally:
+        close_unwritten(fd)
+
+
+def there(path: Path) -> bool:
+    """Something has this name, a link to nothing too.
+
+    Raises:
+        InputError: ``input.unreadable``, the system does not tell.
+        OutputError: ``system``.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # nothing is called what holds a NUL
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise unreadable(error, path) from None
+    return True
+
+
+def _remember(path: Path, found: Identity) -> None:
+    opened = _OPENED.get()
+    if opened is not None and not same_file(opened.setdefault(path, found), found):
+        raise OutputError("input.changed", "the file was changed while it was being read", path=path)
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
+    kind = next((name for test, name in SPECIAL if test(status.st_mode)), "special file")
+    raise InputError(
+        "input.special",
+        f"is a {kind}, a regular file is needed here",
+        path=path,
+        found=kind,
+        allowed="regular file",
+        hint="save it to a file first; `ckconv inspect -` reads a pipe",
+    )
+
+
+def close_unwritten(fd: int) -> None:
+    """Close a descriptor through which nothing was written."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+#: What a path names that is no regular file.
+SPECIAL = (
+    (stat.S_ISDIR, "directory"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "character device"),
+    (stat.S_ISBLK, "block device"),
+)
+
+
+def is_in(fd: int, content: SideFile) -> bool:
+    """The file holds this and nothing else.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if os.fstat(fd).st_size != len(content):
+        return False
+    from hashlib import sha256
+
+    at, digest = 0, sha256()
+    while data := read_at(fd, CHUNK, at):
+        if isinstance(content, bytes):
+            if data != content[at : at + len(data)]:
+                return False
+        else:
+            digest.update(data)
+        at += len(data)
+    return at == len(content) and (isinstance(content, bytes) or digest.hexdigest() == content.sha256)
+
+
+def holds(path: Path, content: SideFile) -> bool:
+    """``path`` is a regular file with this very content, and no link to one."""
+    with suppress(OSError, CkconvError):
+        if path.is_file() and not path.is_symlink():
+            with opened_regular(path) as fd:
+                return is_in(fd, content)
+    return False
 
 
 # Where a reader gets bytes from: a regular file, or a pipe that is read once and remembered.

@@ -8,18 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ckconv.core.late import Floats, NamedTuple, dataclass
 from ckconv.core.layouts import DType, Layout
+from ckconv.core.metadata import SideFile
 from ckconv.core.options import Options
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.quant.convert import Action, Conversion, Errors, Run as Run, decodable
-
-if TYPE_CHECKING:
-    from ckconv.publish.files import SideFile
-
 
 # The bytes that a format adds around the tensors: headers, entries and side files.
 

@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.metadata import SideFile
 from ckconv.errors import CkconvError, Interrupted
+from ckconv.io.files import close_unwritten, holds
 from ckconv.publish.files import (
     LOCK,
     Directory,
-    SideFile,
     check_apart,
     check_directory,
     check_folder,
     check_gone,
     check_room,
     check_target,
-    close_unwritten,
     close_written,
     failing,
     followed,
-    holds,
     locked,
     made_meanwhile,
     shared_with,

@@ -18,9 +18,9 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.options import OPTIONS, Options, Records, Takes
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid
+from ckconv.io.files import there
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.plan.quantizing import check_values
-from ckconv.publish.files import there
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUFFIX, SUMS_SUFFIX, named_after
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load, recorded
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, SINGLE_NAME
 from ckconv.formats.safetensors.files import SIDE_FILES
-from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source
+from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source, there
 from ckconv.io.json import Document, parse_object, shown
-from ckconv.publish.files import there
 from ckconv.record import CONVERSION_NAME, record_path
 
 # The source record: what an output does not hold of its source, so that the source can be made again byte for byte.

@@ -10,9 +10,8 @@ from math import isnan
 from typing import Any
 from zlib import compress, decompress
 
-from ckconv.core.metadata import array, scalar
+from ckconv.core.metadata import SideFile, array, scalar, side_file
 from ckconv.errors import is_text
-from ckconv.publish.files import SideFile, side_file
 from ckconv.tokenizer.checkpoint import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
 from ckconv.tokenizer.vocabulary import (

@@ -18,7 +18,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
-from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type, family_without_name
@@ -28,9 +28,8 @@ from ckconv.families.parameters import ConfigSource, ParameterError, Values
 from ckconv.families.schema import Family, TensorRow
 from ckconv.families.sizes import Scope, layers_with
 from ckconv.formats.bump import slots
-from ckconv.io.files import open_source
+from ckconv.io.files import holds, open_source, there
 from ckconv.io.json import Document, read_object, shown
-from ckconv.publish.files import SideFile, holds, there
 
 # The documents beside a bump file, under the names that the engine reads or under the bump file's own.
 #

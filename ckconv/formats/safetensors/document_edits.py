@@ -21,7 +21,18 @@ from typing import Any, NamedTuple
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.late import table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
-from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, QUANTIZATION_KEYS, WHOLE, closed, opened, text_key
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    METADATA,
+    PART,
+    QUANTIZATION_KEYS,
+    WHOLE,
+    SideFile,
+    closed,
+    opened,
+    pieces_of,
+    text_key,
+)
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, nearest, quoted
 from ckconv.families import axes, catalog
@@ -36,7 +47,6 @@ from ckconv.io.files import head_is_embedding
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.planner import row_reasons
 from ckconv.plan.steps import Change, Plan, Reason
-from ckconv.publish.files import SideFile, pieces_of
 from ckconv.tokenizer.checkpoint import words_of_document
 
 KEYS = Path(__file__).with_name("document_keys.toml")

@@ -46,9 +46,9 @@ from ckconv.formats.safetensors.container import (
     read_safetensors,
     shard_name,
 )
+from ckconv.io.files import SPECIAL
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object
 from ckconv.plan.steps import Along, Piece, Plan
-from ckconv.publish.files import SPECIAL
 
 # ``model.safetensors.index.json``: which shard holds which tensor.
 #

@@ -14,7 +14,7 @@ from typing import Any
 from ckconv.core import tensors
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
-from ckconv.core.metadata import METADATA, as_read, root_of
+from ckconv.core.metadata import METADATA, SideFile, as_read, root_of, side_file
 from ckconv.core.options import Options
 from ckconv.errors import VerifyError
 from ckconv.families import axes as shapes, schema
@@ -42,7 +42,6 @@ from ckconv.formats.safetensors.container import (
 from ckconv.formats.safetensors.files import LINEAR, documents_of, layer_files, pooled, pooling_files
 from ckconv.io.files import CARD_NAME, CHUNK, open_source
 from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step, place
-from ckconv.publish.files import SideFile, side_file
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple, plane_types, triple_of, viewed
 from ckconv.tokenizer import gguf, huggingface, huggingface as tokenizer_json
