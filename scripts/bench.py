@@ -38,14 +38,14 @@ from bench_inputs import (
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "fixtures" / "gguf" / "llama-tied-bf16.auto.gguf"
 #: What the installed command runs.
-CKCONV = [sys.executable, "-c", "from ckconv.__main__ import main\nmain()"]
+CKCONV = [sys.executable, "-c", "from ckconv.cli import main\nmain()"]
 #: The same command line in a process where fsync does nothing: what the conversion costs without the disk.
 UNSYNCED = [
     sys.executable,
     "-c",
     """import os
 os.fsync = os.fdatasync = lambda fd: None
-from ckconv.__main__ import main
+from ckconv.cli import main
 main()
 """,
 ]

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.__main__ import run  # noqa: E402
+from ckconv.cli import run  # noqa: E402
 from ckconv.formats.detect import open_index  # noqa: E402
 
 FIXTURES = ROOT / "fixtures"

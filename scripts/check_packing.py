@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from ckconv.__main__ import run  # noqa: E402
+from ckconv.cli import run  # noqa: E402
 
 FIXTURES = ROOT / "fixtures" / "quantised"
 

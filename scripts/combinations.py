@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from family_cases import cases, checkpoint, families  # noqa: E402
 
-from ckconv.__main__ import run  # noqa: E402
+from ckconv.cli import run  # noqa: E402
 
 _FLOATS = ("--dtype f32", "--dtype f16 --allow-lossy", "--dtype bf16 --allow-lossy", "--dtype keep")
 _HEAD = ("--tie", "--untie", "--context 64", "--dequantize", "--decode *ffn*")

@@ -200,7 +200,7 @@ class Bench:
         return Ended(os.waitstatus_to_exitcode(status), printed.read_text())
 
     def _child(self, command: Sequence[str], fault: Fault | None, printed: int, log: int) -> None:
-        from ckconv.__main__ import main
+        from ckconv.cli import main
 
         status: object = 99
         try:
@@ -384,15 +384,15 @@ def run(
 
 def _warm_up(names: Sequence[str], place: Path) -> None:
     """Import everything once, so that no fork has to."""
-    import ckconv.__main__
+    import ckconv.cli
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for name in names:
         target, folder = TARGETS[name], place / "warm" / name
         folder.mkdir(parents=True)
         out = f"{folder}/{target.to}"
-        ckconv.__main__.run(["convert", str(FIXTURES / target.source), out, "-q", *target.flags])
-        ckconv.__main__.run(["verify", str(next(folder.glob("m-*.gguf"), out)), "-q"])
+        ckconv.cli.run(["convert", str(FIXTURES / target.source), out, "-q", *target.flags])
+        ckconv.cli.run(["verify", str(next(folder.glob("m-*.gguf"), out)), "-q"])
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

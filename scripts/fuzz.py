@@ -256,7 +256,7 @@ def _bumps(builder: Any, numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate
 
 def _bump5(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
     """A file of ckconv's own making with its manifest and configuration, each of which can be what changes."""
-    from ckconv.__main__ import run as ckconv
+    from ckconv.cli import run as ckconv
 
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "m.gguf", Path(name) / "out"
@@ -432,7 +432,7 @@ def _documents() -> Iterator[tuple[str, Mutate]]:
 
 def _record(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
     """A bump file's source record: bytes of the archive, or its document, changed."""
-    from ckconv.__main__ import run as ckconv
+    from ckconv.cli import run as ckconv
 
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "m.gguf", Path(name) / "out"

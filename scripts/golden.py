@@ -31,7 +31,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.__main__ import run  # noqa: E402
+from ckconv.cli import run  # noqa: E402
 from ckconv.formats.bump import write as documents5  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden.tsv"

@@ -11,7 +11,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.cli import VERBS, main  # noqa: E402
+from ckconv.cli.commands import VERBS, main  # noqa: E402
 from ckconv.cli.settings import GROUPS, Sections  # noqa: E402
 from ckconv.core import __version__  # noqa: E402
 

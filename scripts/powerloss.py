@@ -259,7 +259,7 @@ class Bench(faults.Bench):
             return
         os.dup2(printed, 1)
         os.dup2(printed, 2)
-        from ckconv.__main__ import run
+        from ckconv.cli import run
 
         recorder = Recorder(self.folder)
         recorder.record()

@@ -32,7 +32,7 @@ from gguf import gguf_reader
 from hypothesis import HealthCheck, settings
 
 import ckconv as package
-from ckconv.__main__ import GARBAGE_THRESHOLD, run
+from ckconv.cli import GARBAGE_THRESHOLD, run
 from ckconv.system import MOVES_OPEN, TELLS_CACHED
 from ckconv.system.signals import ENDING
 

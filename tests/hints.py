@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ckconv.cli import main
+from ckconv.cli.commands import main
 from ckconv.core.options import OPTIONS
 
 #: Commands that are run one after the other, until one is not refused.

@@ -22,8 +22,8 @@ import hints
 from hints import Misleading, Refusal, Unknown
 
 import ckconv.api
-from ckconv.__main__ import run
-from ckconv.cli import main
+from ckconv.cli import run
+from ckconv.cli.commands import main
 from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.errors import CkconvError
 from ckconv.system.signals import ENDING

@@ -13,7 +13,7 @@ import click
 import pytest
 from conftest import FIXTURES
 
-from ckconv.cli import VERBS, main
+from ckconv.cli.commands import VERBS, main
 from ckconv.cli.settings import GROUPS, Sections
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

@@ -45,7 +45,7 @@ class Case:
 @pytest.fixture(scope="module", params=MODELS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A converted model: its source, the bump file, and slot name -> (offset, bytes), all three worked out here."""
-    from ckconv.__main__ import run
+    from ckconv.cli import run
 
     model = MODELS[request.param]
     folder = tmp_path_factory.mktemp(request.param)

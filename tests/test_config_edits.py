@@ -24,7 +24,7 @@ from test_plan_checkpoint import config_of
 
 import ckconv
 from ckconv import Options
-from ckconv.cli import main
+from ckconv.cli.commands import main
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.families.catalog import FAMILIES
 

@@ -16,7 +16,7 @@ import pytest
 
 import ckconv as library
 from ckconv import errors
-from ckconv.cli import VERBS, main
+from ckconv.cli.commands import VERBS, main
 from ckconv.core.options import OPTIONS
 
 ROOT = Path(__file__).parent.parent

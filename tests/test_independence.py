@@ -32,8 +32,8 @@ from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 from whisper_cases import save as save_whisper
 
 import ckconv
-from ckconv.__main__ import run
 from ckconv.api import convert_tower
+from ckconv.cli import run
 from ckconv.comparison import verify
 from ckconv.core import metadata as typed
 from ckconv.core.metadata import pieces_of

@@ -29,7 +29,7 @@ with open("/proc/self/status") as file:
 
 COMMAND = f"""
 import sys
-from ckconv.__main__ import run
+from ckconv.cli import run
 status = run(sys.argv[1:])
 {PEAK}
 sys.exit(status)
@@ -38,7 +38,7 @@ sys.exit(status)
 #: The first argument is what the refusal says.
 REFUSED = f"""
 import contextlib, io, sys
-from ckconv.__main__ import run
+from ckconv.cli import run
 with contextlib.redirect_stderr(io.StringIO()) as said:
     assert run(sys.argv[2:]) in (3, 4)
 assert sys.argv[1] in said.getvalue(), said.getvalue()

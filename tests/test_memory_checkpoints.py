@@ -21,7 +21,7 @@ import resource, sys
 import numpy, gguf.quants
 import ckconv.comparison.compare
 import ckconv.cli.diff, ckconv.cli.inspect, ckconv.cli.describe, ckconv.formats.detect
-from ckconv.__main__ import run
+from ckconv.cli import run
 with open("/proc/self/status") as file:
     size = next(int(line.split()[1]) for line in file if line.startswith("VmSize")) * 1024
 limit = size + int(sys.argv[1]) * 1024 * 1024

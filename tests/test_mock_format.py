@@ -19,7 +19,7 @@ COMMAND = """
 import sys
 import mock_format
 mock_format.plug_in()
-from ckconv.__main__ import run
+from ckconv.cli import run
 sys.exit(run(sys.argv[1:]))
 """
 

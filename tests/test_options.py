@@ -13,7 +13,7 @@ import pytest
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.cli import main
+from ckconv.cli.commands import main
 from ckconv.cli.flags import options_of
 from ckconv.core.options import OPTIONS, Option, Options, Records, Takes, asked
 from ckconv.errors import UsageError

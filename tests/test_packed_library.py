@@ -104,7 +104,7 @@ FASTER = "SSE41 SSE42 POPCNT AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX5
 ALL = """
 import hashlib, sys
 from pathlib import Path
-from ckconv.__main__ import run
+from ckconv.cli import run
 fixtures, out = Path(sys.argv[1]), Path(sys.argv[2])
 out.mkdir()
 for line in sys.stdin.read().splitlines():

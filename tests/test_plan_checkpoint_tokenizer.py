@@ -534,7 +534,7 @@ def big_vocabulary(path: Path, size: int) -> Path:
 
 MEASURED = """
 import sys
-from ckconv.__main__ import run
+from ckconv.cli import run
 run(sys.argv[1:])
 with open("/proc/self/status") as file:
     print(next(line.split()[1] for line in file if line.startswith("VmHWM")))

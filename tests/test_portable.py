@@ -113,7 +113,7 @@ def watch(name):
     setattr(os, name, call)
 watch("rename")
 watch("replace")
-from ckconv.__main__ import run
+from ckconv.cli import run
 sys.exit(run(sys.argv[1:]))
 """
 

@@ -28,7 +28,7 @@ import _thread
 def start(*_):
     raise RuntimeError("can't start new thread")
 _thread.start_new_thread = start
-from ckconv.__main__ import run
+from ckconv.cli import run
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -45,7 +45,7 @@ process.exit(py.runPython(`
 import os, sys
 sys.path[:0] = ["/ckconv", "/packages"]
 os.chdir("/work")
-from ckconv.__main__ import run
+from ckconv.cli import run
 run(${JSON.stringify(args)})`));
 """
 

@@ -177,7 +177,7 @@ def test_many_layers_without_payload_are_refused_at_once(layers: int, tmp_path: 
 HUGE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
-from ckconv.__main__ import run
+from ckconv.cli import run
 sys.exit(run(["inspect", sys.argv[1]]))
 """
 

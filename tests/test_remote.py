@@ -218,7 +218,7 @@ def test_a_repository_of_the_hub(tmp_path: Path, ckconv) -> None:
 
 def test_only_the_hub_needs_its_package(server: Server) -> None:
     """HTTP needs no package, and every other scheme none but its own; a fresh environment has none of them."""
-    start = "import sys; sys.modules.update(huggingface_hub=None, fsspec=None); from ckconv.__main__ import run"
+    start = "import sys; sys.modules.update(huggingface_hub=None, fsspec=None); from ckconv.cli import run"
     expected = {
         f"{server.url}/m.gguf": (0, ""),
         "hf://org/model": (4, "hf: needs the package huggingface_hub"),

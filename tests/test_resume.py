@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 from conftest import FIXTURES, Result, kept_handlers
 
-from ckconv.__main__ import run
+from ckconv.cli import run
 from ckconv.conversion import pipeline
 from ckconv.publish.journal import CONVERSION
 
@@ -29,7 +29,7 @@ SHARDS = 5
 #: Converts, and sends itself a signal when it has begun to write the n-th file that it makes; says how many it made.
 CHILD = """
 import os, sys
-from ckconv import __main__
+from ckconv import cli
 from ckconv.conversion import pipeline
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 real, count = pipeline.write_file, 0
@@ -43,7 +43,7 @@ def counted(*given):
     return found
 
 pipeline.write_file = counted
-code = __main__.run(arguments)
+code = cli.run(arguments)
 print(f"made {count}")
 sys.exit(code)
 """

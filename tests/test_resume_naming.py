@@ -18,7 +18,7 @@ QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 #: Converts, and at the n-th of some calls while files are named a signal comes, or the call fails; says what it made.
 CHILD = """
 import os, sys
-from ckconv import __main__
+from ckconv import cli
 from ckconv.conversion import pipeline
 from ckconv.publish.staging import Outputs
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -46,7 +46,7 @@ def published(*given):
     return publish(*given)
 
 pipeline.write_file, Outputs.publish = counted, published
-code = __main__.run(arguments)
+code = cli.run(arguments)
 print(f"made {made}")
 sys.exit(code)
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from models import Model
 
-from ckconv import __main__ as entry
+from ckconv import cli as entry
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_too_little_memory_is_the_system_s_fault(
 @pytest.mark.parametrize(("flags", "said"), [([], False), (["-W", "default"], True)])
 def test_warnings_of_python_are_for_who_asks_for_them(flags: list[str], said: bool) -> None:
     code = (
-        "import warnings; from ckconv import __main__ as entry\n"
+        "import warnings; from ckconv import cli as entry\n"
         "entry.run = lambda arguments: warnings.warn('division by zero', RuntimeWarning) or 0\n"
         "entry.main()"
     )
@@ -128,4 +128,4 @@ def test_warnings_of_python_are_for_who_asks_for_them(flags: list[str], said: bo
     assert found.returncode == 0
     assert ("division by zero" in found.stderr) == said
     assert said or found.stderr == ""
-    assert entry.run.__module__ == "ckconv.__main__"
+    assert entry.run.__module__ == "ckconv.cli"

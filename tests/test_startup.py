@@ -29,7 +29,7 @@ PROGRAM = """
 import sys
 opened = {}
 sys.addaudithook(lambda event, said: event == "open" and opened.update({str(said[0]).rpartition("/")[2]: None}))
-from ckconv.__main__ import run
+from ckconv.cli import run
 status = run(sys.argv[1:])
 catalog = sys.modules.get("ckconv.families.catalog")
 print(*(name.partition(".")[0] for name in opened if ".toml" in name or ".pyc" in name), file=sys.stderr)
@@ -186,7 +186,7 @@ def test_patterns_that_are_hardly_used_are_not_compiled(fixtures: Path, verb: st
     """Of adapters, templates, classifiers, drafters, shards, other formats, which this is not, and of difflib."""
     code = """
 import re, sys
-from ckconv.__main__ import _Imports, run
+from ckconv.cli import _Imports, run
 sys.meta_path.insert(0, _Imports())
 print("status", run(sys.argv[1:]), *(repr(key[1]) for key in re._cache), sep="\\n", file=sys.stderr)
 """
@@ -202,7 +202,7 @@ print("status", run(sys.argv[1:]), *(repr(key[1]) for key in re._cache), sep="\\
 def test_waiting_modules_answer_as_they_would() -> None:
     code = """
 import sys
-from ckconv.__main__ import _Imports
+from ckconv.cli import _Imports
 if sys.argv[1:]:
     sys.meta_path.insert(0, _Imports())
 import concurrent.futures, datetime, difflib, gettext, pathlib, platform, uuid
@@ -226,7 +226,7 @@ print(moment is datetime.datetime, moment(2026, 1, 2, tzinfo=datetime.UTC), mome
 def test_a_waiting_module_becomes_the_one_that_it_stands_for() -> None:
     code = """
 import sys
-from ckconv.__main__ import _Imports
+from ckconv.cli import _Imports
 sys.meta_path.insert(0, _Imports())
 import inspect, logging
 from concurrent.futures import Future

@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_says_what_was_there(ckconv: Run, tmp_path: Path) -> 
     flags = ("--to", "hf", "--max-shard-size", "100KB", "--resume")
     program = """
 import ckconv.conversion.run as run, sys
-from ckconv.__main__ import run as main
+from ckconv.cli import run as main
 made = []
 one = run._Staged._write_one
 def some(self, number, watcher):

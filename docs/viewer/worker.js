@@ -37,7 +37,7 @@ const inspected = (py, files) => {
   py.FS.mount(py.FS.filesystems.WORKERFS, { files }, "/model");
   try {
     const path = files.length === 1 ? `model/${files[0].name}` : "model";
-    const run = py.pyimport("ckconv.__main__").run;
+    const run = py.pyimport("ckconv.cli").run;
     if (run(py.toPy(["inspect", path, "--html", "page.html"])) !== 0) {
       return { error: said.filter((line) => !line.startsWith("hint: ")).join("\n") }; // hints name flags
     }
