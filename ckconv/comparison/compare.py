@@ -44,7 +44,7 @@ from ckconv.families import canonical, huggingface_classes, huggingface_config, 
 from ckconv.families.catalog import FAMILIES, layers_behind
 from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.names import NAMES_KEY, shift_of
-from ckconv.families.towers import tower_family
+from ckconv.families.towers import parameter_differences, tower_family
 from ckconv.formats import format_of
 from ckconv.formats.gguf.keys import gives_embeddings
 from ckconv.formats.gguf.values import known_types, types_of
@@ -59,7 +59,6 @@ from ckconv.verification.content import (
     Fact,
     content_of_index,
     differences,
-    parameter_differences,
 )
 from ckconv.verification.documents import CARRIED
 from ckconv.verification.statements import ENOUGH, required_keys

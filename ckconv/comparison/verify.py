@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -42,13 +41,12 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
-from ckconv.io.files import CHUNK, Files, holds, opened_regular, readable, there
+from ckconv.io.files import CHUNK, Files, FileSource, holds, open_source, opened_regular, readable, there
 from ckconv.io.json import parse_object, read_document
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, of_files_gone, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside
-from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import (
     Fact,
@@ -800,9 +798,9 @@ def _compared(
     if plan.record is not None and kept is not None:
         made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], kept.conversion())))
     for path, pieces in made:
-        with _is_there(path) as fd:
-            end, _ = _hold(path, fd, 0, ((piece, "") for piece in pieces), watching(None))
-            _check_end(path, fd, end)
+        with _is_there(path) as there_is:
+            end, _ = _hold(there_is, 0, ((piece, "") for piece in pieces), watching(None))
+            _check_end(there_is, end)
         files, nbytes = files + 1, nbytes + end
     return Rebuilt(files, nbytes)
 
@@ -811,18 +809,18 @@ def _compared_file(
     path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Losses, watcher: Watcher
 ) -> bytes:
     """Compare one file of tensors; the digest that its header holds."""
-    with _is_there(path) as fd:
+    with _is_there(path) as there_is:
         begin, end = frame.header_bytes + len(frame.prologue), file.nbytes - len(frame.epilogue)
         made = chain([(memoryview(frame.prologue), "")], in_one_run(file, begin, end, inputs, losses))
-        at, digest = _hold(path, fd, frame.header_bytes, made, watcher)
-        at, _ = _hold(path, fd, at, [(frame.epilogue, "")], watcher)
-        _check_end(path, fd, at)
+        at, digest = _hold(there_is, frame.header_bytes, made, watcher)
+        at, _ = _hold(there_is, at, [(frame.epilogue, "")], watcher)
+        _check_end(there_is, at)
         if frame.header:
-            _hold(path, fd, 0, [(frame.header(digest), "")], watcher)
+            _hold(there_is, 0, [(frame.header(digest), "")], watcher)
     return digest
 
 
-def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
+def _hold(file: FileSource, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
     """Compare bytes, in pieces of tensors, with a file from ``at`` on.
 
     Returns:
@@ -833,30 +831,27 @@ def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watc
         view = memoryview(data)
         for start in range(0, len(view), CHUNK):
             piece = view[start : start + CHUNK]
-            found = read_at(fd, len(piece), at)
+            found = file.read_at(at, len(piece))
             if found != piece:
                 first = next((n for n, (a, b) in enumerate(zip(found, piece, strict=False)) if a != b), len(found))
                 is_there = f"is {found[first]:#04x}" if first < len(found) else "is missing"
                 message = f"byte {at + first:,} {is_there}, {piece[first]:#04x} is made of the source"
-                raise VerifyError(REBUILT, message, path=path, offset=at + first, tensor=tensor or None)
+                raise VerifyError(REBUILT, message, path=file.path, offset=at + first, tensor=tensor or None)
             digest.update(piece)
             at += len(piece)
             watcher(len(piece), tensor)
     return at, digest.digest()
 
 
-def _check_end(path: Path, fd: int, end: int) -> None:
+def _check_end(file: FileSource, end: int) -> None:
     """Check that a file ends at byte ``end``."""
-    size = os.fstat(fd).st_size
-    if size != end:
-        message = f"has {size:,} bytes, {end:,} are made of the source: byte {end:,} is one too many"
-        raise VerifyError(REBUILT, message, path=path, offset=end)
+    if file.size != end:
+        message = f"has {file.size:,} bytes, {end:,} are made of the source: byte {end:,} is one too many"
+        raise VerifyError(REBUILT, message, path=file.path, offset=end)
 
 
-@contextmanager
-def _is_there(path: Path) -> Iterator[int]:
+def _is_there(path: Path) -> FileSource:
     """The file, open."""
     if not there(path):
         raise VerifyError(REBUILT, "is missing, and is made of the source", path=path)
-    with opened_regular(path) as fd:
-        yield fd
+    return open_source(path)

@@ -16,9 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core import layouts, metadata
-from ckconv.core.config import ModelConfig, shortest_float32
+from ckconv.core.config import ModelConfig, config_differences, shortest_float32, worded_fields
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
+from ckconv.core.tensors import (
+    PREFIX,
+    ROPE_FREQUENCIES,
+    MetadataKind,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    Tower,
+    matrix_of,
+    with_layer,
+)
 from ckconv.errors import InputError
 from ckconv.families import catalog, expressions, sizes
 from ckconv.families.canonical import Canonical, Item, canonicalize
@@ -293,6 +303,57 @@ def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) 
         nested=nested,
         extra=_BEHIND,
     )
+
+
+# -- Hyper-parameters in which two models differ -----------------------------------------------------------------------
+
+
+def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
+    """Hyper-parameters in which two models differ, each with both values."""
+    return {**_of_towers(a.tower, b.tower), **_of_texts(a, b)}
+
+
+def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object, object]]:
+    """Parameters in which two towers differ."""
+    if one is None or other is None:
+        return {}
+    rows = (row for tower in (one, other) for row in tower_family(tower.family).parameters.values())
+    aids = {row.name for row in rows if row.read_only or row.of_a_class}
+    names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
+    pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names if name not in aids}
+    return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}
+
+
+def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
+    if a.config is None or b.config is None:
+        return {}
+    ours, theirs, same_words = a.config, b.config, a.metadata_kind is b.metadata_kind
+    if not same_words:
+        pairs = ((ours, theirs), (theirs, ours))
+        ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
+    ours, theirs = catalog.without_aids(ours), catalog.without_aids(theirs)
+    if a.format != b.format:
+        ours, theirs = catalog.without_noted(ours), catalog.without_noted(theirs)
+    worded = [
+        set()
+        if index.metadata_kind is MetadataKind.OWN
+        else worded_fields(other, factors=ROPE_FREQUENCIES in index.tensors)
+        for index, other in ((a, theirs), (b, ours))
+    ]
+    return config_differences(ours, theirs, same_words=same_words, worded=worded)
+
+
+def _told(name: str, other: str) -> str:
+    """The family that a GGUF is taken for.
+
+    Without a tokenizer, the other one where nothing else tells them apart.
+    """
+    told = catalog.FAMILIES[catalog.told_by_architecture(name)]
+    condition = told.in_gguf.condition
+    if condition is None or told.gguf != catalog.FAMILIES[other].gguf:
+        return told.name
+    by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
+    return min(told.name, catalog.told_by_architecture(other)) if by_tokenizer else told.name
 
 
 # -- Speech models of whisper.cpp: header, names and order of tensors --------------------------------------------------

@@ -22,13 +22,13 @@ from ckconv.errors import CkconvError
 from ckconv.families.catalog import FAMILIES, own_families
 from ckconv.families.huggingface_config import flat, text_config
 from ckconv.families.keys import Kind
+from ckconv.families.towers import parameter_differences
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
 from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, squeezed, value_of
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, quantize
-from ckconv.verification.content import parameter_differences
 
 #: Twice the distance, of squares: importance moves values, and libraries round in ways of their own.
 _TWICE = 4.0

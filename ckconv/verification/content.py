@@ -8,7 +8,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain
@@ -16,17 +15,16 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from ckconv.core.config import CONFIG_KEYS, config_differences, worded_fields
+from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, text_key
 from ckconv.core.options import Options
-from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower, stored_value
+from ckconv.core.tensors import TensorIndex, stored_value
 from ckconv.errors import quoted
-from ckconv.families import schema, towers
-from ckconv.families.catalog import FAMILIES, told_by_architecture, without_aids, without_noted
+from ckconv.families import schema
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.keys import TABLES_OF_ROPE
-from ckconv.families.parameters import differ
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source, own_texts, text_of_card
@@ -116,54 +114,6 @@ def read_whole(path: Path) -> bytes:
     """The bytes of a file beside a model."""
     with open_source(path) as source:
         return source.read_at(0, min(source.size or 0, _LIMIT))
-
-
-def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
-    """Hyper-parameters in which two models differ, each with both values."""
-    return {**_of_towers(a.tower, b.tower), **_of_texts(a, b)}
-
-
-def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object, object]]:
-    """Parameters in which two towers differ."""
-    if one is None or other is None:
-        return {}
-    rows = (row for tower in (one, other) for row in towers.tower_family(tower.family).parameters.values())
-    aids = {row.name for row in rows if row.read_only or row.of_a_class}
-    names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
-    pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names if name not in aids}
-    return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}
-
-
-def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
-    if a.config is None or b.config is None:
-        return {}
-    ours, theirs, same_words = a.config, b.config, a.metadata_kind is b.metadata_kind
-    if not same_words:
-        pairs = ((ours, theirs), (theirs, ours))
-        ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
-    ours, theirs = without_aids(ours), without_aids(theirs)
-    if a.format != b.format:
-        ours, theirs = without_noted(ours), without_noted(theirs)
-    worded = [
-        set()
-        if index.metadata_kind is MetadataKind.OWN
-        else worded_fields(other, factors=ROPE_FREQUENCIES in index.tensors)
-        for index, other in ((a, theirs), (b, ours))
-    ]
-    return config_differences(ours, theirs, same_words=same_words, worded=worded)
-
-
-def _told(name: str, other: str) -> str:
-    """The family that a GGUF is taken for.
-
-    Without a tokenizer, the other one where nothing else tells them apart.
-    """
-    told = FAMILIES[told_by_architecture(name)]
-    condition = told.in_gguf.condition
-    if condition is None or told.gguf != FAMILIES[other].gguf:
-        return told.name
-    by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
-    return min(told.name, told_by_architecture(other)) if by_tokenizer else told.name
 
 
 def engine_row(index: TensorIndex) -> schema.Engine | None:

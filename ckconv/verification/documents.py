@@ -38,14 +38,13 @@ from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
-from ckconv.families.towers import of_a_tower, tower_beside, tower_family
+from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
 from ckconv.verification.content import (
     Fact,
     engine_row,
     held,
     needed,
     of_files,
-    parameter_differences,
     read_whole,
     shown,
     unequal,
