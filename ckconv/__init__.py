@@ -30,6 +30,8 @@ from ckconv.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from ckconv.api import (
+        Model as Model,
+        ModelTensor as ModelTensor,
         batch as batch,
         convert as convert,
         convert_tower as convert_tower,
@@ -47,13 +49,12 @@ if TYPE_CHECKING:
     from ckconv.conversion.run import Report as Report
     from ckconv.core.options import Options as Options
     from ckconv.errors import CkconvError as CkconvError
-    from ckconv.formats.model import Model as Model, ModelTensor as ModelTensor
 
 _HOMES = {
     "CkconvError": "ckconv.errors",
     "Comparison": "ckconv.comparison.compare",
-    "Model": "ckconv.formats.model",
-    "ModelTensor": "ckconv.formats.model",
+    "Model": "ckconv.api",
+    "ModelTensor": "ckconv.api",
     "Options": "ckconv.core.options",
     "Report": "ckconv.conversion.run",
     "Verified": "ckconv.comparison.verify",

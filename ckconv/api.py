@@ -14,61 +14,44 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial, wraps
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from ckconv.conversion.planning import judged, make_plan, merged, tower_options
+from ckconv.conversion.planning import at_work, judged, prepare, prepare_edit, prepare_tower
 from ckconv.conversion.run import Report, make_folder, run, uploading
-from ckconv.conversion.sidefiles import check_in_place, late_files
-from ckconv.conversion.write import Losses, Watcher, bytes_of, watching
-from ckconv.core.late import NamedTuple, NDArray, np
+from ckconv.conversion.sidefiles import late_files
+from ckconv.conversion.write import Watcher, arrays, watching
+from ckconv.core.config import ModelConfig
+from ckconv.core.late import NDArray, dataclass
 from ckconv.core.options import OPTIONS, Options, Takes
-from ckconv.core.tensors import TensorIndex, require_tensors
-from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
-from ckconv.families.catalog import own_families
+from ckconv.core.tensors import Identity, Tensor, TensorIndex
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown
 from ckconv.formats import (
-    ALIASES,
-    FORMATS,
     adapter_outputs,
-    format_of,
     hazards,
     model_outputs,
-    named,
-    names,
-    tower_format,
-    whole_format,
 )
 from ckconv.formats.destination import (
-    ARCHIVED,
     STDOUT,
-    Destination,
-    destination,
-    followable,
-    named_by_directory,
     places_in,
-    says_nothing,
 )
 from ckconv.formats.detect import open_index
-from ckconv.formats.model import Model, check_alone, of_task, seen_alike, with_mmproj
-from ckconv.io import as_path, tiles
-from ckconv.io.files import Files, head_is_embedding, readable
+from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
+from ckconv.io import StrPath, as_path
+from ckconv.io.files import Files, Progress, head_is_embedding
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import check_values
-from ckconv.plan.steps import Late, Plan, Step
-from ckconv.record import record_path
-from ckconv.verification.tensors import Progress, Soundness
+from ckconv.plan.steps import Plan
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    import numpy as np
+
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
-    from ckconv.record.read import OpenRecord
-
-StrPath = str | os.PathLike[str]
 
 
 class SupportsWrite(Protocol):
@@ -247,8 +230,183 @@ def check_argument(name: str, value: object, annotation: str) -> None:
         raise ArgumentError("usage", f"{name} is {repr(value)[:80]}, {words} expected")
 
 
-#: Type -> numpy's, of those that numpy has.
-_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "BOOL": "?"}
+# An open model as programs see it: tensors and metadata by name, read when they are asked for.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelTensor:
+    """Tensor of an open model; data is read when it is asked for."""
+
+    tensor: Tensor
+    identities: Mapping[Path, Identity] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"<ModelTensor {self.name}: {self.dtype}, {' x '.join(map(str, self.shape)) or 'a scalar'}>"
+
+    @property
+    def name(self) -> str:
+        """The canonical name, or the file's own where there is no rule for it."""
+        return self.tensor.name
+
+    @property
+    def source(self) -> str:
+        """The name in the file."""
+        return self.tensor.source
+
+    @property
+    def dtype(self) -> str:
+        """The stored type: ``F32``, ``BF16``, ``Q4_K``."""
+        return self.tensor.dtype.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Canonical shape in elements, outermost first."""
+        return self.tensor.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.tensor.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = self.values()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __getitem__(self, at: int | slice) -> NDArray[np.float32]:
+        """Values of outermost rows, read alone: ``tensor[10:20]``."""
+        count = len(self)
+        if len(self.shape) < 2:
+            part: NDArray[np.float32] = self.values()[at]
+            return part
+        if isinstance(at, slice):
+            numbers = range(count)[at]
+            start, stop = (min(numbers), max(numbers) + 1) if numbers else (0, 0)
+            read = self._decoded(start, stop)
+            return read[:: numbers.step]
+        number = range(count)[at]
+        one: NDArray[np.float32] = self._decoded(number, number + 1)[0]
+        return one
+
+    def rows(self) -> NDArray[np.uint8]:
+        """Canonical rows as stored bytes, ``[rows, bytes of a row]``.
+
+        Rows are un-permuted and un-packed; blocks stay as they are.
+
+        Of blocks that hold values of several rows: the values, as float32.
+
+        Raises:
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        from ckconv.io.rows import RowReader
+
+        with Files(self.identities) as files:
+            return RowReader(self.tensor, files).rows(0, self.tensor.layout.rows)
+
+    def values(self) -> NDArray[np.float32]:
+        """The canonical values, decoded exactly, in the tensor's shape.
+
+        What a format adds to its values (1 to every norm of a Gemma in GGUF) is in them.
+
+        Raises:
+            UnsupportedError: ``tensor.values``, the type has no float32 values.
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        return self._decoded(0, len(self))
+
+    def _decoded(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Values of outermost rows ``start`` to ``stop``."""
+        from ckconv.io.rows import values_of
+
+        each = self.tensor.layout.rows // max(1, len(self))
+        whole = (start, stop) == (0, len(self))
+        with Files(self.identities) as files:
+            found = values_of(self.tensor, files) if whole else values_of(self.tensor, files, start * each, stop * each)
+        return found.reshape(self.shape if whole else (stop - start, *self.shape[1:]))
+
+
+class Metadata(Mapping[str, Any]):
+    """Key/value pairs of a file as Python values; arrays decode on access."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        value = getattr(value, "value", value)
+        return value.decode() if hasattr(value, "decode") else value
+
+    def type(self, key: str) -> str:
+        """Type of a value in the file (``u32``, ``arr[i32]``); empty for none."""
+        return str(getattr(self._values[key], "type", ""))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Tensors(Mapping[str, ModelTensor]):
+    """Tensors by canonical name, or by the name in the file."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self._tensors = {name: ModelTensor(tensor, index.identities) for name, tensor in index.everything.items()}
+
+    def __getitem__(self, name: str) -> ModelTensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        found = next((tensor for tensor in self._tensors.values() if tensor.source == name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class Model:
+    """Open model of any format, headers only; ``index`` has all of it."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self.index = index
+        self.metadata = Metadata(index.metadata)
+        self.tensors: Mapping[str, ModelTensor] = Tensors(index)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open: files are read when values are asked for."""
+
+    @property
+    def format(self) -> str:
+        """``gguf``, ``safetensors``, ``mlx`` or ``bump``."""
+        return self.index.format
+
+    @property
+    def version(self) -> int:
+        """The format's version, 0 where it has none."""
+        return self.index.version
+
+    @property
+    def architecture(self) -> str:
+        """The file's own word for it, empty where it has none."""
+        return self.index.architecture
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Canonical hyper-parameters; ``None`` for an unknown architecture."""
+        return self.index.config
+
+    def __repr__(self) -> str:
+        what = f"{self.format} {self.architecture or 'model'}"
+        return f"<{what} of {counted(len(self.tensors), 'tensor')}: {shown(self.index.path)}>"
 
 
 @pythonic
@@ -274,116 +432,11 @@ def open_model(
         InputError: malformed, missing or unreadable; exit status 3 of the command line.
         UnsupportedError: nothing but pickles, or tensors of a quantizer that is not read.
     """
-    with own_families([Path(file) for file in families]):
+    with at_work(families):
         index = open_index(as_path(path), format=format, follow_links=follow_links)
         if strict:
             hazards.noted(index, strict=True)
         return Model(index)
-
-
-def prepare(
-    source: StrPath,
-    target: str,
-    *,
-    to: str | None = None,
-    source_format: str | None = None,
-    adapters: Sequence[tuple[StrPath, float]] = (),
-    mmproj: StrPath | None = None,
-    options: Options,
-    index: TensorIndex | None = None,
-) -> tuple[Plan, Destination]:
-    """The plan of a conversion and where its output goes.
-
-    A directory without ``to`` gets what a bump file was made from, where its source record says that, and a
-    checkpoint of a text model and its tower.
-
-    Args:
-        index: the source, where it has been opened before.
-    """
-    check_values(options)
-    target = ARCHIVED if target == STDOUT and to in ALIASES else target  # a directory of the hub, not one file of it
-    to = named(to) if to else None
-    if to is not None and to not in names():
-        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
-    if mmproj is not None and to is None and says_nothing(target):
-        to = whole_format()
-    place = destination(target, to, options, source=os.fspath(source)) if to or not says_nothing(target) else None
-    apart = None
-    if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
-        message = f"a {place.format} has no place for a text model and a tower"
-        apart = UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
-        if not os.path.exists(mmproj):  # noqa: PTH110 - what is there may be no tower, which is said first
-            raise apart
-    index = index or open_index(
-        as_path(source),
-        format=source_format,
-        base=options.base,
-        follow_links=options.follow_links,
-        drop=options.drop,
-    )
-    index = of_task(index, options.task)
-    if mmproj is not None:
-        index = with_mmproj(index, mmproj)
-    if apart is not None:
-        raise apart
-    place = place or destination(target, _format_of_record(index, options), options, adapter=index.adapter is not None)
-    told = (
-        (f"the name {target} says {place.format}: --to writes another format",)
-        if to is None and named_by_directory(target)
-        else ()
-    )
-    lead = partial(followable, place=place, options=options)
-    if adapters:
-        try:
-            index = merged(index, adapters, options, place.format)
-        except CkconvError as error:
-            error.hint = lead(error.hint or "") or None
-            raise
-    if not index.stored and not (options.set_meta or options.drop_meta):
-        require_tensors(index)  # metadata alone are edited, not converted
-    carried = hazards.noted(index, strict=options.strict)
-    # Beside standard output there is no place for a record: one that was asked for is refused where it is written.
-    kept = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
-    record = options.source_record if kept else False
-    options = replace(options, file_name=place.file_name, source_record=record)
-    with readable(index.path):
-        plan = make_plan(index, place.format, options)
-    said = (*_kept_blocks(plan), *_tiny_shards(plan), *carried)
-    plan = replace(plan, notes=(*told, *plan.notes, *said), followable=lead)
-    if place.parent is not None and plan.files and plan.record is None:
-        stale = record_path(place.parent / plan.files[0].name)
-        if os.path.lexists(stale):
-            plan = plan.with_notes(f"{stale.name} is already there and is not part of this output: remove it")
-    return plan, place
-
-
-def _kept_blocks(plan: Plan) -> Iterator[str]:
-    """A type of values was asked for, and matrices are quantized all the same."""
-    if plan.options.dtype not in ("f32", "f16", "bf16"):
-        return
-    kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
-    if kept:
-        what = counted(len(kept), "tensor")
-        yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
-
-
-def _tiny_shards(plan: Plan) -> Iterator[str]:
-    """Note a shard size below the largest tensor: a unit is missing."""
-    asked = plan.options.max_shard_bytes
-    if asked <= 0 or len(plan.files) < 2:
-        return
-    if asked < (largest := max((step.nbytes for step in plan.steps), default=0)):
-        what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
-        yield f"{what}, so there are {len(plan.files):,} files: 5GB, 500MB and the like have a unit"
-
-
-def _format_of_record(index: TensorIndex, options: Options) -> str | None:
-    if index.facts.get("kind") == "mmproj":
-        return whole_format()  # a part of such a checkpoint
-    from ckconv.record.read import record_beside
-
-    opened = record_beside(index) if format_of(index.format).single and options.source_record else None
-    return opened.record.format if opened else None
 
 
 @pythonic
@@ -447,10 +500,10 @@ def convert(
     if not isinstance(target, str | os.PathLike):
         if lasting or checksums or record or attest is not None or mmproj is not None:
             raise UsageError("usage.target", "a file object takes the output alone: no record, checksums or tower")
-        with own_families(options.families), tiles.at_once(jobs):
+        with at_work(options.families, jobs):
             return _into(target, source, to, source_format, adapters, options, watching(progress))
     elsewhere = uploading(os.fspath(target), replacing=force, lasting=lasting)
-    with own_families(options.families), tiles.at_once(jobs), elsewhere as upload:
+    with at_work(options.families, jobs), elsewhere as upload:
         plan, place = prepare(
             source,
             upload.local if upload else os.fspath(target),
@@ -518,27 +571,16 @@ def iter_tensors(
     """
     options = options or Options()
     check_values(options)
-    with own_families(options.families):
+    with at_work(options.families):
         plan, _ = prepare(source, STDOUT, to=to, adapters=adapters, options=options)
         plan.check()
-    with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
-        sound.check()
-        steps = (step for step in plan.steps if step.content is None)
-        for slot, parts in groupby(steps, lambda step: step.slot):
-            with own_families(options.families):  # not while the caller has the tensor
-                arrays = [_array(step, plan, files) for step in parts]
-            yield slot, np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-        files.check_unchanged()
+    found = arrays(plan)
 
+    def following() -> tuple[str, NDArray[Any]] | None:
+        with at_work(options.families):  # not while the caller has the tensor
+            return next(found, None)
 
-def _array(step: Step, plan: Plan, files: Files) -> NDArray[Any]:
-    """Values of a step, in its target's shape; blocks as rows of bytes."""
-    losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
-    data = bytes_of(step, files, losses)
-    losses.check()
-    kind = _NUMPY.get(dtype.name, f"<u{dtype.size}" if dtype.block == 1 and dtype.size <= 8 else "u1")
-    array = np.frombuffer(data, kind)
-    return array.reshape(*shape[:-1], -1) if dtype.block > 1 and shape else array.reshape(shape)
+    yield from iter(following, None)
 
 
 @pythonic
@@ -585,7 +627,7 @@ def dry_run(
     """
     options = options or Options()
     check_values(options)
-    with own_families(options.families):
+    with at_work(options.families):
         return prepare(source, os.fspath(target), to=to, adapters=adapters, options=options)[0]
 
 
@@ -655,51 +697,7 @@ def edit(
     return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=watching(progress))
 
 
-def prepare_edit(
-    source: StrPath,
-    target: StrPath | None,
-    *,
-    set_meta: Sequence[tuple[str, str]] = (),
-    drop_meta: Sequence[str] = (),
-) -> tuple[Plan, Destination, Sequence[Late]]:
-    """The plan of :func:`edit`, its place, and the checksums beside it."""
-    if not set_meta and not drop_meta:
-        raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
-    index = open_index(as_path(source))
-    options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
-    plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
-    summed = target is None and check_in_place(index, place)
-    return plan, place, late_files(plan, place, checksums=summed)
-
-
 # The vision or audio tower of a model (``mmproj``), a file of its own.
-
-
-def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tuple[Plan, Destination]:
-    """The plan of a tower's file (``mmproj``), and where it goes.
-
-    Args:
-        options: of the text model; a tower takes its types, and what is left out.
-
-    Raises:
-        UsageError: ``usage.target``, no such file is written there.
-        UnsupportedError: ``tower.unknown``, the source has no tower that is known.
-        InputError: it is malformed.
-    """
-    from ckconv.formats.huggingface.read import tower_index
-
-    to, name = tower_format(), "" if says_nothing(os.fspath(target)) else Path(target).name
-    for ending in (ending for format in FORMATS if format.name != to for ending in format.endings):
-        if name.lower().endswith(ending):
-            message = f"{name!r} ends in {ending}, and a tower is a {format_of(to).suffix}"
-            raise UsageError("usage.target", message)
-    place = destination(os.fspath(target), to)
-    if place.parent is None:
-        raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
-    index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
-    own = replace(tower_options(options), file_name=place.file_name)
-    with readable(index.path):
-        return make_plan(index, place.format, own), place
 
 
 @pythonic
@@ -763,11 +761,13 @@ def verify(
         InputError: one of the two is malformed.
         UsageError: a conversion record says that files have to be named which are not.
     """
+    from ckconv.comparison.verify import check_output
+
     options = options or Options()
     options = replace(options, drop=(*options.drop, *left_out))
     check_values(options)
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
-    with own_families(options.families), tiles.at_once(jobs):
+    with at_work(options.families, jobs):
         out = opened(as_path(path))
         theirs = of_task(opened(as_path(source)), options.task) if source is not None else None
         theirs = with_mmproj(theirs, mmproj) if theirs is not None and mmproj is not None else theirs
@@ -775,55 +775,6 @@ def verify(
             as_path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress
         )
     return checked.found
-
-
-class Checked(NamedTuple):
-    """Result of a verification: the checks that passed, and the side files.
-
-    Attributes:
-        record: the conversion record, or what it is a member of.
-        sums: the list of checksums.
-        source: the source record of a bump file.
-    """
-
-    found: Verified
-    record: Path | None
-    sums: Path | None
-    source: OpenRecord | None
-
-
-def check_output(
-    path: Path,
-    out: TensorIndex,
-    source: TensorIndex | None,
-    options: Options,
-    *,
-    adapters: Sequence[tuple[StrPath, float]] = (),
-    weights: bool = False,
-    named: Mapping[str, Path] | None = None,
-    progress: Progress | None = None,
-) -> Checked:
-    """:func:`verify` of what is open.
-
-    Args:
-        path: what the user named.
-        named: side file -> where it is, if not beside the model.
-    """
-    from ckconv.comparison.verify import Request, check_beside, check_source_record, verify_alone, verify_whole
-
-    if source is not None:
-        out, source = seen_alike(out, source)
-    if options.strict:
-        hazards.noted(out, strict=True)
-    beside = check_beside(path, out, source)
-    if source is None:
-        found = verify_alone(out, named, progress=progress)
-        return Checked(found, beside.path, beside.sums, check_source_record(out))
-    if adapters and source.adapter is None:
-        source = merged(source, adapters, options, out.format)
-    asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
-    found = verify_whole(out, source, asked, progress=progress)
-    return Checked(found, beside.path, beside.sums, check_source_record(out))
 
 
 @pythonic
@@ -851,7 +802,7 @@ def diff(
     """
     from ckconv.comparison.compare import diff as compare, require_comparable
 
-    with own_families([Path(file) for file in families]):
+    with at_work(families):
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))
         one, other = seen_alike(one, other)
         require_comparable(one, other)

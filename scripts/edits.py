@@ -39,7 +39,7 @@ from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 
 import ckconv  # noqa: E402
 from ckconv import Options  # noqa: E402
-from ckconv.api import prepare  # noqa: E402
+from ckconv.conversion.planning import prepare  # noqa: E402
 from ckconv.families.catalog import own_families  # noqa: E402
 from ckconv.plan.steps import Plan  # noqa: E402
 

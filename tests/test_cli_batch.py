@@ -324,16 +324,16 @@ def test_an_interrupted_batch_goes_on_where_it_was(
 def test_a_signal_before_a_model_is_planned_says_nothing_of_the_one_before(
     tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv import api
+    from ckconv.conversion import planning
 
-    really = api.prepare
+    really = planning.prepare
 
     def prepare(source: Path, *given: Any, **more: Any) -> Any:
         if source == QWEN2:
             os.kill(os.getpid(), signal.SIGTERM)
         return really(source, *given, **more)
 
-    monkeypatch.setattr(api, "prepare", prepare)
+    monkeypatch.setattr(planning, "prepare", prepare)
     done = ckconv("batch", LLAMA, QWEN2, "--to", "gguf", "--into", tmp_path / "all")
     assert statuses(done.out) == ["converted", "interrupted"]
     assert "is there" not in lines(done.out)[1]["error"]["message"]

@@ -22,8 +22,8 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv.api import prepare
 from ckconv.conversion import cluster, pipeline, write as writing
+from ckconv.conversion.planning import prepare
 from ckconv.conversion.resume import fingerprint, requested
 from ckconv.core.options import Options
 from ckconv.errors import OutputError, UnsupportedError, VerifyError

@@ -52,7 +52,7 @@ FLOORS = (
 FLOOR_OF = {box: floor for floor, boxes in enumerate(FLOORS) for box in boxes}
 
 #: Boxes and arrows are counted at the top of the package, where ``formats`` is one.
-MOST_BOXES, MOST_ARROWS = 20, 125
+MOST_BOXES, MOST_ARROWS = 19, 100
 MOST_LINES = 1000
 #: Of a family file: a change of one key is a change of one line.
 MOST_COLUMNS = 120

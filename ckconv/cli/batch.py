@@ -29,7 +29,6 @@ from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_option
 from ckconv.core import __version__
 from ckconv.core.options import OPTIONS, Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, UsageError, shown, unreadable
-from ckconv.families.catalog import own_families
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io import as_path
@@ -80,8 +79,8 @@ def command(
     interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON, a
     terminal one for people.
     """
+    from ckconv.conversion.planning import at_work
     from ckconv.conversion.run import make_folder
-    from ckconv.io.tiles import at_once
     from ckconv.plan.quantizing import check_values
 
     settings = settings_of(context)
@@ -95,8 +94,7 @@ def command(
     options = where_it_counts(options, defaults, checked)
     flags["origins"] = origins(context)
     models = _models([*sources, *(_listed(from_file) if from_file else ())], into)
-    context.with_resource(own_families(options.families))
-    context.with_resource(at_once(flags["jobs"]))
+    context.with_resource(at_work(options.families, flags["jobs"]))
     with interruptible(last=True):
         if not flags["dry_run"]:
             make_folder(into)  # it stays, whatever comes of it: another batch may have begun to use it
@@ -302,13 +300,13 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
     Raises:
         OutputError: ``cluster.version``.
     """
+    from ckconv.conversion.planning import at_work
     from ckconv.conversion.resume import check_version
-    from ckconv.io.tiles import at_once
 
     check_version(job.version)
     model, started, adapters = job.model, time.monotonic(), [(as_path(path), weight) for path, weight in job.adapters]
     failure: CkconvError | None = None
-    with own_families(job.options.families), at_once(job.jobs or 1):
+    with at_work(job.options.families, job.jobs or 1):
         for again in (True, False):
             try:
                 convert(model, job.flags, job.options, job.defaults, adapters)
@@ -337,8 +335,8 @@ def convert(
     Args:
         settings: of whoever watches.
     """
-    from ckconv.api import prepare
     from ckconv.comparison.verify import found_there
+    from ckconv.conversion.planning import prepare
     from ckconv.conversion.run import run
     from ckconv.conversion.sidefiles import Facts, late_files, recorded
     from ckconv.publish.journal import bring_back

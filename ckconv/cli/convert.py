@@ -41,7 +41,6 @@ from ckconv.cli.settings import (
 from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.options import Options, asked
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown
-from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import ON_STDOUT, Destination, named_by_directory, without_say_beside
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
@@ -119,13 +118,11 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
     text model in a GGUF, DST is a checkpoint of both.
     """
-    from ckconv.api import prepare, prepare_tower
     from ckconv.cli.report import print_plan
-    from ckconv.conversion.planning import TOWER_HINT
+    from ckconv.conversion.planning import TOWER_HINT, at_work, prepare, prepare_tower
     from ckconv.conversion.run import outputs_of, run, uploading
     from ckconv.conversion.sidefiles import check_tower, late_files
     from ckconv.formats.model import check_alone
-    from ckconv.io.tiles import at_once
 
     settings = settings_of(context)
     sources, dst = sources_and_output(context, paths, output)
@@ -141,8 +138,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     if flags["attest"] is not None and flags["dry_run"]:
         raise UsageError("usage.flag", "--attest states what was written: it excludes --dry-run")
     options, adapters = options_of(flags), adapters_of(flags)
-    context.with_resource(own_families(options.families))
-    context.with_resource(at_once(flags["jobs"]))
+    context.with_resource(at_work(options.families, flags["jobs"]))
     with interruptible(last=True):
         if flags["side_files_only"]:
             _side_files(src, dst, options, flags, settings)
@@ -365,7 +361,7 @@ def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, o
         UsageError: ``usage.side-file``, the format has nothing beside its weights that is of use without them, or DST
             is not a directory.
     """
-    from ckconv.api import prepare
+    from ckconv.conversion.planning import prepare
 
     to = to or (None if named_by_directory(dst) else whole_format())
     plan, place = prepare(src, dst, to=to, source_format=source_format, options=options)

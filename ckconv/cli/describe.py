@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.metadata import Card, document_of
-from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families import catalog, schema, towers
 from ckconv.families.names import is_beside_text
@@ -303,29 +302,6 @@ def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) 
 def _cell(text: str) -> str:
     """Text of a model, escaped for a cell of Markdown."""
     return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def norms_of(index: TensorIndex) -> dict[str, float]:
-    """Module of a LoRA -> Frobenius norm of its change.
-
-    Empty where numpy is not installed.
-
-    The norm of scale * B @ A is had from the two small products of the matrices with themselves.
-    """
-    from importlib.util import find_spec
-
-    if index.adapter is None or find_spec("numpy") is None:
-        return {}
-    from ckconv.formats.model import Model
-
-    tensors, found = Model(index).tensors, {}
-    for module in index.adapter.modules.values():
-        if {Role.A, Role.B} <= {*module.roles}:
-            a = tensors[f"{module.name}.{Role.A.value}"].values().astype("f8")
-            b = tensors[f"{module.name}.{Role.B.value}"].values().astype("f8")
-            square = float(((b.T @ b) * (a @ a.T)).sum())
-            found[module.name] = abs(module.scale) * math.sqrt(max(square, 0.0))
-    return found
 
 
 def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:

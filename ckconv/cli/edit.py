@@ -45,8 +45,8 @@ def command(
     (eos_token="<|im_end|>"), a value from a file by KEY=@FILE. --in-place also writes a new file and renames it over
     SRC when it is complete.
     """
-    from ckconv.api import prepare_edit
     from ckconv.cli.report import print_plan, print_report
+    from ckconv.conversion.planning import prepare_edit
     from ckconv.conversion.run import run
 
     settings = settings_of(context)

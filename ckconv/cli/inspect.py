@@ -14,8 +14,9 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_o
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.io import as_path, files
+from ckconv.plan.probe import ids_beyond, numberless
 from ckconv.system.signals import interruptible
-from ckconv.tokenizer.source import abilities_of, equal_tokens_of, ids_beyond, render, special_texts, templates_of
+from ckconv.tokenizer.source import abilities_of, equal_tokens_of, render, special_texts, templates_of
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -111,7 +112,6 @@ def command(
     found = None
     if hashes:
         from ckconv.comparison.compare import hash_index
-        from ckconv.plan.probe import numberless
 
         with ProgressLine(settings, str(path)) as line:
             line.begin("hashing", index.nbytes)

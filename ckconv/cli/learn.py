@@ -71,7 +71,6 @@ def command(
     matched by their values. The file extends the nearest family that ckconv knows; what the pair does not tell is
     refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
-    from ckconv.api import convert
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
     from ckconv.publish.files import check_target, followed, write_whole
@@ -101,7 +100,7 @@ def command(
             rows=rows,
             values=check != "none",
             confirmed=answers,
-            logits=convert if check == "all" else None,
+            logits=check == "all",
             mlx=mlx,
             approximate=approximate,
         )
@@ -112,13 +111,14 @@ def command(
 
 def _gguf_of(model: Path, folder: Path) -> Path:
     """The GGUF of a pair, made of a checkpoint where the family is known."""
-    from ckconv.api import convert
+    from ckconv.core.options import Options
     from ckconv.formats.detect import open_index
+    from ckconv.learning.learn import made_of
 
     if open_index(model).format != "safetensors":
         return model
     made = folder / f"{model.resolve().name}.gguf"
-    convert(model, made)
+    made_of(model, made, Options())
     return made
 
 

@@ -14,18 +14,18 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.cli.describe import OUTSIDE, VECTORS, Description, layer_map, marks, norms_of, overview, role_of, runs
+from ckconv.cli.describe import OUTSIDE, VECTORS, Description, layer_map, marks, overview, role_of, runs
 from ckconv.cli.render import container, count, size
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, VerifyError, counted, shown
 from ckconv.formats import destination, detect
-from ckconv.plan.probe import size_of
+from ckconv.plan.probe import norms_of, size_of
 from ckconv.publish.files import check_parent, write_whole
 
 if TYPE_CHECKING:
-    from ckconv.api import Checked
     from ckconv.comparison.compare import Comparison, Difference
+    from ckconv.comparison.verify import Checked
     from ckconv.conversion.run import Report
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.api import check_output, prepare, prepare_tower
 from ckconv.cli.flags import (
     FormatName,
     adapters_of,
@@ -32,7 +31,8 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
-from ckconv.comparison.verify import Beside, Rebuilt, rebuild
+from ckconv.comparison.verify import Beside, Rebuilt, check_output, rebuild
+from ckconv.conversion.planning import at_work, prepare, prepare_tower
 from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
@@ -79,19 +79,16 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     off the output. Of a checkpoint that sees, MMPROJ is the tower that SRC, its text model, has beside it. Exit 5 if
     anything is not what it should be, with everything at fault named.
     """
-    from ckconv.families.catalog import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
     from ckconv.formats.model import of_task, with_mmproj
-    from ckconv.io.tiles import at_once
-    from ckconv.plan.probe import numberless
-    from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
+    from ckconv.plan.probe import ids_beyond, numberless
+    from ckconv.tokenizer.source import equal_tokens_of
 
     settings = settings_of(context)
     src, tower = one_or_two(sources) if sources else (None, None)
     options, adapters = options_of(flags), adapters_of(flags)
-    context.with_resource(own_families(options.families))
-    context.with_resource(at_once(flags["jobs"]))
+    context.with_resource(at_work(options.families, flags["jobs"]))
     page = flags["page"]
     if page is not None:
         from ckconv.cli.page import check_new, check_place, page_of_verification, write

@@ -49,8 +49,8 @@ from ckconv.formats import format_of
 from ckconv.formats.gguf.keys import gives_embeddings
 from ckconv.formats.gguf.values import known_types, types_of
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, SINGLE_NAME
-from ckconv.io.files import Files, head_is_embedding, runs
-from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.files import Files, Progress, head_is_embedding, runs
+from ckconv.io.rows import RowReader, canonical_pieces, values_of
 from ckconv.quant.convert import Conversion, convertible, decodable, decode, shifted, way_between
 from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.verification.content import (
@@ -150,9 +150,6 @@ def _hash_tensor(
 #
 # Metadata of one format are compared as they are. Of two formats one model is planned into the other's: what it would
 # say there is held against what that one says.
-
-
-Progress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -342,7 +339,7 @@ def _without_derived(
     factors = llama3_factors(other.config) if other.config else None
     if factors is None:
         return has
-    values = decode(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype)
+    values = values_of(tensor, files)
     return _without(has, {ROPE_FREQUENCIES} if same_factors(values.tobytes(), factors) else ())
 
 

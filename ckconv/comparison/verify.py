@@ -14,7 +14,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.conversion.planning import make_plan
+from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in_one_run, watching
 from ckconv.core import __version__
@@ -35,13 +35,15 @@ from ckconv.errors import (
 )
 from ckconv.families.catalog import asks_target, drafter_of, layers_behind, own_files
 from ckconv.families.schema import TOWER
-from ckconv.formats import detect, format_of, load
+from ckconv.formats import detect, format_of, hazards, load
 from ckconv.formats.bump.ages import DEFAULT
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.values import parse_shard_name
+from ckconv.formats.model import seen_alike
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
+from ckconv.io import StrPath
 from ckconv.io.digests import Digests
-from ckconv.io.files import CHUNK, Files, FileSource, holds, open_source, opened_regular, readable, there
+from ckconv.io.files import CHUNK, ByteSource, Files, Progress, holds, open_source, opened_regular, readable, there
 from ckconv.io.json import parse_object, read_document
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
 from ckconv.record import CONVERSION_NAME, record_path
@@ -59,7 +61,7 @@ from ckconv.verification.content import (
 )
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
-from ckconv.verification.tensors import Progress, Soundness, TensorComparison
+from ckconv.verification.tensors import Soundness, TensorComparison
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -628,6 +630,53 @@ def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | 
     return plan if all(holds(place / name, content) for name, content in container.side_files.items()) else None
 
 
+class Checked(NamedTuple):
+    """Result of a verification: the checks that passed, and the side files.
+
+    Attributes:
+        record: the conversion record, or what it is a member of.
+        sums: the list of checksums.
+        source: the source record of a bump file.
+    """
+
+    found: Verified
+    record: Path | None
+    sums: Path | None
+    source: OpenRecord | None
+
+
+def check_output(
+    path: Path,
+    out: TensorIndex,
+    source: TensorIndex | None,
+    options: Options,
+    *,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    weights: bool = False,
+    named: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """Verify what is open, with the records beside it.
+
+    Args:
+        path: what the user named.
+        named: side file -> where it is, if not beside the model.
+    """
+    if source is not None:
+        out, source = seen_alike(out, source)
+    if options.strict:
+        hazards.noted(out, strict=True)
+    beside = check_beside(path, out, source)
+    if source is None:
+        found = verify_alone(out, named, progress=progress)
+        return Checked(found, beside.path, beside.sums, check_source_record(out))
+    if adapters and source.adapter is None:
+        source = merged(source, adapters, options, out.format)
+    asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
+    found = verify_whole(out, source, asked, progress=progress)
+    return Checked(found, beside.path, beside.sums, check_source_record(out))
+
+
 # Whether an output that is there is the one that a conversion would write: then it need not be written again.
 
 #: Fields of a conversion record -> how the output that is there was made, where they are others.
@@ -798,7 +847,7 @@ def _compared(
     if plan.record is not None and kept is not None:
         made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], kept.conversion())))
     for path, pieces in made:
-        with _is_there(path) as there_is:
+        with _opened(path) as there_is:
             end, _ = _hold(there_is, 0, ((piece, "") for piece in pieces), watching(None))
             _check_end(there_is, end)
         files, nbytes = files + 1, nbytes + end
@@ -809,7 +858,7 @@ def _compared_file(
     path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Losses, watcher: Watcher
 ) -> bytes:
     """Compare one file of tensors; the digest that its header holds."""
-    with _is_there(path) as there_is:
+    with _opened(path) as there_is:
         begin, end = frame.header_bytes + len(frame.prologue), file.nbytes - len(frame.epilogue)
         made = chain([(memoryview(frame.prologue), "")], in_one_run(file, begin, end, inputs, losses))
         at, digest = _hold(there_is, frame.header_bytes, made, watcher)
@@ -820,7 +869,7 @@ def _compared_file(
     return digest
 
 
-def _hold(file: FileSource, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
+def _hold(file: ByteSource, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
     """Compare bytes, in pieces of tensors, with a file from ``at`` on.
 
     Returns:
@@ -843,14 +892,14 @@ def _hold(file: FileSource, at: int, made: Iterable[tuple[Buffer, str]], watcher
     return at, digest.digest()
 
 
-def _check_end(file: FileSource, end: int) -> None:
+def _check_end(file: ByteSource, end: int) -> None:
     """Check that a file ends at byte ``end``."""
     if file.size != end:
         message = f"has {file.size:,} bytes, {end:,} are made of the source: byte {end:,} is one too many"
         raise VerifyError(REBUILT, message, path=file.path, offset=end)
 
 
-def _is_there(path: Path) -> FileSource:
+def _opened(path: Path) -> ByteSource:
     """The file, open."""
     if not there(path):
         raise VerifyError(REBUILT, "is missing, and is made of the source", path=path)

@@ -16,12 +16,11 @@ from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple, TypeVar
 
+from ckconv.conversion.planning import at_work
 from ckconv.conversion.resume import Request, SharedFiles
 from ckconv.conversion.run import run
 from ckconv.core.tensors import identity
 from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
-from ckconv.families.catalog import own_families
-from ckconv.io.tiles import at_once
 from ckconv.plan.steps import Container, Plan
 from ckconv.system import deaf_children
 from ckconv.system.signals import check, ignore
@@ -252,8 +251,7 @@ def made(job: Job) -> int:
     # list of families.
     with (
         _ALONE if options.quantize or options.families else nullcontext(),
-        own_families(options.families),
-        at_once(job.jobs or 1),
+        at_work(options.families, job.jobs or 1),
     ):
         plan = _planned(request)
         if not _is_current(plan):  # a source file was replaced after it was planned

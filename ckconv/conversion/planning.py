@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,23 +15,233 @@ from pathlib import Path
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import Options
-from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower, parted
-from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
+from ckconv.core.tensors import (
+    BY_BASE,
+    HEAD,
+    ROPE_FREQUENCIES,
+    MetadataKind,
+    TensorIndex,
+    joined,
+    of_tower,
+    parted,
+    require_tensors,
+)
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, listed, quoted, shown
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.towers import reader_of, tower_of_document
-from ckconv.formats import Format, Output, adapter_outputs, detect, format_of, load, tower_format
-from ckconv.io import as_path
-from ckconv.io.files import Unwritten
+from ckconv.formats import (
+    ALIASES,
+    FORMATS,
+    Format,
+    Output,
+    adapter_outputs,
+    format_of,
+    hazards,
+    load,
+    named,
+    names,
+    tower_format,
+    whole_format,
+)
+from ckconv.formats.destination import (
+    ARCHIVED,
+    STDOUT,
+    Destination,
+    check_options,
+    check_version,
+    destination,
+    followable,
+    named_by_directory,
+    says_nothing,
+)
+from ckconv.formats.detect import open_index
+from ckconv.formats.model import of_task, with_mmproj
+from ckconv.io import StrPath, as_path
+from ckconv.io.files import Unwritten, readable
+from ckconv.io.tiles import at_once
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
-from ckconv.plan.probe import SourceFacts, gather, gather_adapter
-from ckconv.plan.steps import Plan, Reason, Step
-from ckconv.tokenizer.source import ids_beyond
+from ckconv.plan.probe import SourceFacts, gather, gather_adapter, ids_beyond
+from ckconv.plan.quantizing import check_values
+from ckconv.plan.steps import Late, Plan, Reason, Step
+from ckconv.record import record_path
 
 #: What the note of a text model ends in, where its tower is known.
 TOWER_HINT = "--mmproj FILE writes them for llama.cpp"
+
+
+# -- What a source, a target and options make together -----------------------------------------------------------------
+
+
+@contextmanager
+def at_work(families: Sequence[StrPath], jobs: int | None = 1) -> Iterator[None]:
+    """Let family files of a user count, and make pieces side by side.
+
+    Args:
+        jobs: how many; ``None`` for as many as there are processors.
+    """
+    with catalog.own_families([Path(file) for file in families]), at_once(jobs):
+        yield
+
+
+def prepare(
+    source: StrPath,
+    target: str,
+    *,
+    to: str | None = None,
+    source_format: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    mmproj: StrPath | None = None,
+    options: Options,
+    index: TensorIndex | None = None,
+) -> tuple[Plan, Destination]:
+    """The plan of a conversion and where its output goes.
+
+    A directory without ``to`` gets what a bump file was made from, where its source record says that, and a
+    checkpoint of a text model and its tower.
+
+    Args:
+        index: the source, where it has been opened before.
+    """
+    check_values(options)
+    target = ARCHIVED if target == STDOUT and to in ALIASES else target  # a directory of the hub, not one file of it
+    to = named(to) if to else None
+    if to is not None and to not in names():
+        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
+    if mmproj is not None and to is None and says_nothing(target):
+        to = whole_format()
+    place = destination(target, to, options, source=os.fspath(source)) if to or not says_nothing(target) else None
+    apart = None
+    if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
+        message = f"a {place.format} has no place for a text model and a tower"
+        apart = UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+        if not os.path.exists(mmproj):  # noqa: PTH110 - what is there may be no tower, which is said first
+            raise apart
+    index = index or open_index(
+        as_path(source),
+        format=source_format,
+        base=options.base,
+        follow_links=options.follow_links,
+        drop=options.drop,
+    )
+    index = of_task(index, options.task)
+    if mmproj is not None:
+        index = with_mmproj(index, mmproj)
+    if apart is not None:
+        raise apart
+    place = place or destination(target, _format_of_record(index, options), options, adapter=index.adapter is not None)
+    told = (
+        (f"the name {target} says {place.format}: --to writes another format",)
+        if to is None and named_by_directory(target)
+        else ()
+    )
+    lead = partial(followable, place=place, options=options)
+    if adapters:
+        try:
+            index = merged(index, adapters, options, place.format)
+        except CkconvError as error:
+            error.hint = lead(error.hint or "") or None
+            raise
+    if not index.stored and not (options.set_meta or options.drop_meta):
+        require_tensors(index)  # metadata alone are edited, not converted
+    carried = hazards.noted(index, strict=options.strict)
+    # Beside standard output there is no place for a record: one that was asked for is refused where it is written.
+    kept = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
+    record = options.source_record if kept else False
+    options = replace(options, file_name=place.file_name, source_record=record)
+    with readable(index.path):
+        plan = make_plan(index, place.format, options)
+    said = (*_kept_blocks(plan), *_tiny_shards(plan), *carried)
+    plan = replace(plan, notes=(*told, *plan.notes, *said), followable=lead)
+    if place.parent is not None and plan.files and plan.record is None:
+        stale = record_path(place.parent / plan.files[0].name)
+        if os.path.lexists(stale):
+            plan = plan.with_notes(f"{stale.name} is already there and is not part of this output: remove it")
+    return plan, place
+
+
+def _kept_blocks(plan: Plan) -> Iterator[str]:
+    """A type of values was asked for, and matrices are quantized all the same."""
+    if plan.options.dtype not in ("f32", "f16", "bf16"):
+        return
+    kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
+    if kept:
+        what = counted(len(kept), "tensor")
+        yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
+
+
+def _tiny_shards(plan: Plan) -> Iterator[str]:
+    """Note a shard size below the largest tensor: a unit is missing."""
+    asked = plan.options.max_shard_bytes
+    if asked <= 0 or len(plan.files) < 2:
+        return
+    if asked < (largest := max((step.nbytes for step in plan.steps), default=0)):
+        what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
+        yield f"{what}, so there are {len(plan.files):,} files: 5GB, 500MB and the like have a unit"
+
+
+def _format_of_record(index: TensorIndex, options: Options) -> str | None:
+    if index.facts.get("kind") == "mmproj":
+        return whole_format()  # a part of such a checkpoint
+    from ckconv.record.read import record_beside
+
+    opened = record_beside(index) if format_of(index.format).single and options.source_record else None
+    return opened.record.format if opened else None
+
+
+def prepare_edit(
+    source: StrPath,
+    target: StrPath | None,
+    *,
+    set_meta: Sequence[tuple[str, str]] = (),
+    drop_meta: Sequence[str] = (),
+) -> tuple[Plan, Destination, Sequence[Late]]:
+    """The plan of an edit, its place, and the checksums beside it.
+
+    Raises:
+        UsageError: nothing would change.
+    """
+    from ckconv.conversion.sidefiles import check_in_place, late_files  # which hash
+
+    if not set_meta and not drop_meta:
+        raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
+    index = open_index(as_path(source))
+    options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
+    plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
+    summed = target is None and check_in_place(index, place)
+    return plan, place, late_files(plan, place, checksums=summed)
+
+
+def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tuple[Plan, Destination]:
+    """The plan of a tower's file (``mmproj``), and where it goes.
+
+    Args:
+        options: of the text model; a tower takes its types, and what is left out.
+
+    Raises:
+        UsageError: ``usage.target``, no such file is written there.
+        UnsupportedError: ``tower.unknown``, the source has no tower that is known.
+        InputError: it is malformed.
+    """
+    from ckconv.formats.huggingface.read import tower_index
+
+    to, name = tower_format(), "" if says_nothing(os.fspath(target)) else Path(target).name
+    for ending in (ending for format in FORMATS if format.name != to for ending in format.endings):
+        if name.lower().endswith(ending):
+            message = f"{name!r} ends in {ending}, and a tower is a {format_of(to).suffix}"
+            raise UsageError("usage.target", message)
+    place = destination(os.fspath(target), to)
+    if place.parent is None:
+        raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
+    index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
+    own = replace(tower_options(options), file_name=place.file_name)
+    with readable(index.path):
+        return make_plan(index, place.format, own), place
+
+
+# -- The plan of one output --------------------------------------------------------------------------------------------
 
 
 def judged(index: TensorIndex, output: Output, source: SourceFacts) -> Plan:
@@ -47,8 +258,6 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         InputError: the engine template or the source's tokenizer is malformed.
         UsageError: ``usage.flag``, an option has no say in the output.
     """
-    from ckconv.formats.destination import check_options, check_version
-
     check_options(index, to, options)
     plan = _make_plan(index, to, options)
     check_version(plan)
@@ -145,8 +354,6 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
     row = format_of(index.format)
     if row.keeps_source or not (row.single and options.source_record):
         return row.keeps_source
-    from ckconv.record import record_path
-
     return os.path.lexists(record_path(index.files[0]))
 
 
@@ -381,7 +588,7 @@ def merged(
     opened = []
     for path, weight in adapters:
         try:
-            opened.append(Adapting(detect.open_index(as_path(path), base=base, follow_links=links), weight))
+            opened.append(Adapting(open_index(as_path(path), base=base, follow_links=links), weight))
         except InputError as error:
             # there is no other base to name
             if error.code == "adapter.base" and error.hint in (None, OTHER_BASE):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, NDArray, np
 from ckconv.core.metadata import SideFile, pieces_of
 from ckconv.core.tensors import Extent, TensorIndex, identity
 from ckconv.errors import (
@@ -36,7 +36,7 @@ from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some
 from ckconv.system.signals import blocking, check
-from ckconv.verification.tensors import Compared, TensorComparison, within
+from ckconv.verification.tensors import Compared, Soundness, TensorComparison, within
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -670,6 +670,37 @@ def digested(file: OutputFile, frame: Frame, path: Path) -> Extent:
 def holes(file: OutputFile) -> list[tuple[int, int]]:
     """Offset and bytes of zeros that take no space in a file, in order."""
     return [(step.offset, step.nbytes) for step in file.steps if step.zero_filled and step.nbytes >= SMALLEST_HOLE]
+
+
+# The tensors of a plan as arrays, for programs.
+
+#: Type -> numpy's, of those that numpy has.
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "BOOL": "?"}
+
+
+def arrays(plan: Plan) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Name and array of each tensor of a plan, in the target's order.
+
+    Raises:
+        VerifyError: ``bump.checksum``, the source is damaged.
+    """
+    with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
+        sound.check()
+        steps = (step for step in plan.steps if step.content is None)
+        for slot, parts in groupby(steps, lambda step: step.slot):
+            made = [_array(step, plan, files) for step in parts]
+            yield slot, np.concatenate(made) if len(made) > 1 else made[0]
+        files.check_unchanged()
+
+
+def _array(step: Step, plan: Plan, files: Files) -> NDArray[Any]:
+    """Values of a step, in its target's shape; blocks as rows of bytes."""
+    losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
+    data = bytes_of(step, files, losses)
+    losses.check()
+    kind = _NUMPY.get(dtype.name, f"<u{dtype.size}" if dtype.block == 1 and dtype.size <= 8 else "u1")
+    array = np.frombuffer(data, kind)
+    return array.reshape(*shape[:-1], -1) if dtype.block > 1 and shape else array.reshape(shape)
 
 
 # A model on stdout: nothing can be taken back from there, and no header be written last.

@@ -121,6 +121,9 @@ def string(text: str) -> bytes:
 #: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
 CONFIG_NAME = "config.json"
 
+#: Documents beside it: how a text is made longer, and cut into tokens.
+GENERATION, TOKENIZER, SETTINGS = "generation_config.json", "tokenizer.json", "tokenizer_config.json"
+
 #: Key of a drafter's configuration, as it is read -> that of the model that it drafts for.
 TARGET = "target"
 

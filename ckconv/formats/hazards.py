@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import root_of
+from ckconv.core.metadata import CONFIG_NAME, SETTINGS, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
 from ckconv.formats.safetensors.container import is_pickle
@@ -113,7 +113,7 @@ def _of_files(index: TensorIndex) -> Iterator[Hazard]:
         names = names_in(root_of(index))
     except (CkconvError, OSError):
         return
-    documents = {"config.json": index.metadata, "tokenizer_config.json": settings}
+    documents = {CONFIG_NAME: index.metadata, SETTINGS: settings}
     for document, said in documents.items():
         if modules := sorted({*_modules(said.get("auto_map"))}):
             yield Hazard("code", document, f"has transformers run {', '.join(listed(modules))} (auto_map)")

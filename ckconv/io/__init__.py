@@ -16,6 +16,10 @@ else:
     _Path = type(Path())  # of Python 3.11, Path itself is none to build on
 
 
+#: A place of bytes, as programs give it.
+StrPath = str | os.PathLike[str]
+
+
 class _Address(_Path):
     """The path of an address, whose text stays as given.
 
@@ -33,7 +37,7 @@ def address_of(text: str) -> re.Match[str] | None:
     return re.fullmatch(r"([a-z][a-z0-9+.-]+):(/*)(.+)", text, re.DOTALL | re.IGNORECASE) if ":" in text else None
 
 
-def as_path(given: str | os.PathLike[str]) -> Path:
+def as_path(given: StrPath) -> Path:
     """Return a path; the text of an address stays as it is."""
     if isinstance(given, _Address):
         return given

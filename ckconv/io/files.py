@@ -1,4 +1,4 @@
-"""Regular files, source files while they are read, and proof that none changed."""
+"""Regular files, source files while read, and proof that none changed."""
 
 from __future__ import annotations
 
@@ -440,6 +440,9 @@ CHUNK = 1 << 20
 
 #: Path, offset and number of bytes.
 Piece = tuple[Path, int, int]
+
+#: Told the bytes that were just read, and the tensor that they are of.
+Progress = Callable[[int, str], None]
 
 #: (path, offset) of one and of the other, and how many bytes of both, however many.
 Pair = tuple[tuple[Path, int], tuple[Path, int], int]

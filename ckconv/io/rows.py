@@ -237,6 +237,18 @@ class _Zeros:
         return np.zeros((stop - start, self.row_bytes), np.uint8)
 
 
+def values_of(tensor: Tensor, files: Files, start: int = 0, stop: int | None = None) -> Floats:
+    """Canonical rows from ``start`` to ``stop``, decoded exactly.
+
+    Raises:
+        UnsupportedError: ``tensor.values``, the type has no float32 values.
+    """
+    if tensor.dtype not in WIDENS_TO_F32 and not decodable(tensor.dtype):
+        raise UnsupportedError("tensor.values", f"{tensor.dtype} has no float32 values", tensor=tensor.name)
+    reader = RowReader(tensor, files)
+    return decode(reader.rows(start, tensor.layout.rows if stop is None else stop), reader.dtype)
+
+
 def numbers_alone(tensor: Tensor, files: Files) -> Iterator[Rows]:
     """Rows of a packed matrix with zeros for codes, in the order of arrays.
 

@@ -15,7 +15,7 @@ import numpy as np
 from ckconv.conversion import planning, write
 from ckconv.core.config import FIELD_OF
 from ckconv.core.layouts import F32, DType
-from ckconv.core.metadata import as_read, document_of
+from ckconv.core.metadata import CONFIG_NAME, as_read, document_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import CkconvError
@@ -115,7 +115,7 @@ def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
         plan = planning.make_plan(open_index(checkpoint), "mlx", Options(families=(family,)))
         plan.check()
         files = plan.contents().side_files
-    content: Any = files[next(name for name in files if Path(name).name == "config.json")]
+    content: Any = files[next(name for name in files if Path(name).name == CONFIG_NAME)]
     return _document(json.loads(bytes(content)))
 
 
@@ -165,7 +165,7 @@ def _made(
         pairs = {key: (said.get(key), made.get(key)) for key in {*said, *made} if key.startswith(prefix)}
         kinds = {key: (there.metadata[key].type, container.keys[key].type) for key in said.keys() & made.keys()}
     else:
-        name = next(name for name in container.side_files if Path(name).name == "config.json")
+        name = next(name for name in container.side_files if Path(name).name == CONFIG_NAME)
         content: Any = container.side_files[name]
         made, keys = _document(json.loads(bytes(content))), FAMILIES[family.stem].document.keys.keys
         said = _document(there.metadata)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckconv.conversion.planning import at_work, prepare
+from ckconv.conversion.run import run
 from ckconv.core import __version__, metadata, tensors
 from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package, nearest
@@ -62,9 +64,6 @@ _NO_LOGITS = "--check pair compares no logits"
 #: Environment of the libraries: nothing is fetched, and nothing is said but the answer.
 _QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
 
-#: Makes a GGUF of a checkpoint: ``convert(source, target, options=...)``.
-Convert = Callable[..., Any]
-
 
 class Measured(NamedTuple):
     """Differences of logits.
@@ -93,7 +92,13 @@ def require() -> None:
         raise missing_package("--check all", *missing)
 
 
-def measured(family: Path, pairs: Sequence[Pair], folder: Path, convert: Convert) -> Measured:
+def made_of(checkpoint: Path, model: Path, options: Options) -> None:
+    """Convert a checkpoint to a GGUF."""
+    with at_work(options.families, None):
+        run(*prepare(checkpoint, str(model), options=options))
+
+
+def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> Measured:
     """Compare logits of pairs, and of a model of other sizes.
 
     The family file converts that model both ways.
@@ -105,7 +110,7 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path, convert: Convert
     made, model = folder / "made", folder / "made.gguf"
     try:
         changed = _made(family, pairs[0], made)
-        convert(made, model, options=Options(families=(family,), dtype="f32"))
+        made_of(made, model, Options(families=(family,), dtype="f32"))
     except CkconvError as error:
         return Measured(off, reason=error.message)
     found = check(family, Pair(open_index(made), open_index(model)))
@@ -391,7 +396,7 @@ def learn(
     rows: int = 8,
     values: bool = True,
     confirmed: Mapping[str, str] | None = None,
-    logits: Convert | None = None,
+    logits: bool = False,
     mlx: Path | None = None,
     approximate: bool = False,
 ) -> Learned:
@@ -403,7 +408,7 @@ def learn(
         rows: how many rows of each tensor are compared.
         values: both directions are made and compared, byte by byte; names and keys alone otherwise.
         confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
-        logits: what converts; logits are compared with it, of the pairs and of a model of other sizes.
+        logits: those of the engines are compared, of the pairs and of a model of other sizes.
         mlx: a directory of the first pair's model, whose names are learned, too.
         approximate: GGUFs may be quantized: their tensors are those that are near the decoded values.
 
@@ -412,7 +417,7 @@ def learn(
             not make one of the other; ``learn.pair``; ``learn.logits``, what the engines compute of them differs.
         UnsupportedError: ``learn.type``, tensors are quantized; ``system.package``, an engine is not installed.
     """
-    if logits is not None:
+    if logits:
         require()
     directory = opened_directory(mlx) if mlx is not None else None
     opened = [_opened(checkpoint, model, approximate) for checkpoint, model in pairs]
@@ -437,7 +442,7 @@ def learn(
                 found.nbytes, found.tried = numbers.nbytes, tuple(order)
                 if directory is not None:
                     found = _with_names(found, draft, opened[0], directory, name, rows)
-                return _compared(found, draft, opened, name, logits) if logits is not None else found
+                return _compared(found, draft, opened, name) if logits else found
             failed.append((draft.wrong, one, draft.fault, draft.lost))
             if not re.search("slid|window|layer_types", draft.fault):
                 break
@@ -485,12 +490,12 @@ def _with_names(
     return replace(found, mlx=both, text=draft.text())
 
 
-def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str, convert: Convert) -> Learned:
+def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str) -> Learned:
     """The same with logits compared; the file says so where they agree."""
     with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
         path = Path(folder) / f"{name}.toml"
         path.write_text(found.text)
-        result = measured(path, pairs, Path(folder), convert)
+        result = measured(path, pairs, Path(folder))
     text = draft.text(measured=True) if result.other is not None else found.text
     return replace(found, measured=result, text=text)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
+from ckconv.core.metadata import TOKENIZER
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     BY_BASE,
@@ -244,7 +245,7 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
 
 def _has_own_tokenizer(adapter: TensorIndex, base: TensorIndex) -> bool:
     """Whether another tokenizer than the base's lies beside an adapter."""
-    own, other = (index.files[0].parent / "tokenizer.json" for index in (adapter, base))
+    own, other = (index.files[0].parent / TOKENIZER for index in (adapter, base))
     return own.is_file() and not (other.is_file() and filecmp.cmp(own, other, shallow=False))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.layouts import DTYPES, F32, DType
-from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
+from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
@@ -47,9 +47,6 @@ _OWN_HEAD = (
 #: Which of two values decoded matrices hold.
 _EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantizer's library does"
 _ROUNDED = "decoded matrices hold what the quantizer's library computes: products rounded to its type"
-
-#: What names the architecture of a checkpoint.
-_CONFIG = "config.json"
 
 #: What holds a model without rules.
 _COPIED = {
@@ -100,7 +97,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
             f"it is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
             hint,
         )
-    configured = any(path.name == _CONFIG for path in index.side_files)
+    configured = any(path.name == CONFIG_NAME for path in index.side_files)
     if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(index)):
         called = index.metadata.get(_DIFFUSERS)
         what = f"a model of diffusers ({called})" if isinstance(called, str) else "a diffusion model"
@@ -133,7 +130,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     if index.metadata_kind is MetadataKind.TYPED and catalog.families_of_gguf(index.architecture):
         what = f"no known {index.architecture} has that many experts ({index.architecture}.expert_count)"
     if index.metadata_kind is MetadataKind.DOCUMENT and not configured:
-        missing = shown(index.files[0].parent / _CONFIG)
+        missing = shown(index.files[0].parent / CONFIG_NAME)
         return Reason(
             f"there is no {missing}, which names the architecture",
             "put it there; --to safetensors copies the tensors as they are",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from ckconv.core.late import Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, EXPONENTIALS, F32, INTEGERS, DType
-from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
-from ckconv.errors import and_more, counted
+from ckconv.core.metadata import GENERATION, TOKENIZER, root_of
+from ckconv.core.tensors import MetadataKind, Role, Tensor, TensorIndex, is_bias, parse
+from ckconv.errors import InputError, and_more, counted
 from ckconv.families import canonical, catalog, schema
 from ckconv.families.names import tables_of
 from ckconv.io.files import Files, head_is_embedding, runs
+from ckconv.io.json import Document, read_object
 from ckconv.quant.codec import to_float32
 from ckconv.quant.convert import decode, side_by_side
 from ckconv.quant.mlx import split_planes, triple_of, triple_type
@@ -257,6 +260,30 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         return SourceFacts(copies=frozenset(same))
 
 
+def norms_of(index: TensorIndex) -> dict[str, float]:
+    """Module of a LoRA -> Frobenius norm of its change.
+
+    Empty where numpy is not installed.
+
+    The norm of scale * B @ A is had from the two small products of the matrices with themselves.
+    """
+    from importlib.util import find_spec
+
+    if index.adapter is None or find_spec("numpy") is None:
+        return {}
+    from ckconv.io.rows import values_of
+
+    found = {}
+    with Files(index.identities) as files:
+        for module in index.adapter.modules.values():
+            if {Role.A, Role.B} <= {*module.roles}:
+                pair = (index.everything[f"{module.name}.{role.value}"] for role in (Role.A, Role.B))
+                a, b = (values_of(one, files).reshape(one.shape).astype("f8") for one in pair)
+                square = float(((b.T @ b) * (a @ a.T)).sum())
+                found[module.name] = abs(module.scale) * math.sqrt(max(square, 0.0))
+    return found
+
+
 def have_equal_values(index: TensorIndex, pairs: Iterable[tuple[str, str]]) -> bool:
     """Whether the two tensors of each pair of names hold the same values."""
     from ckconv.io.rows import same_values
@@ -277,6 +304,25 @@ def numberless(index: TensorIndex) -> str:
     names = [name for name, count in found.items() if count]
     groups = counted(sum(found.values()), "group")
     return f"the scale of {groups} is not a finite number: {and_more(names)}" if names else ""
+
+
+def ids_beyond(index: TensorIndex) -> Iterator[str]:
+    """Special tokens that the source names by an id that no token has."""
+    typed = index.metadata_kind is MetadataKind.TYPED
+    words = getattr(getattr(index.metadata.get("tokenizer.ggml.tokens"), "value", None), "count", 0) if typed else 0
+    rows = index.config.vocab_size if index.config else words if isinstance(words, int) else 0
+    named = dict(index.metadata) if rows else {}
+    if rows and index.metadata_kind is MetadataKind.DOCUMENT and (path := root_of(index) / GENERATION).is_file():
+        with suppress(InputError):  # a malformed file is said where it is needed
+            document = read_object(path, Document("tokenizer", TOKENIZER, TOKENIZER, 64 << 20))
+            named |= {f"{GENERATION}: {key}": value for key, value in document.items()}
+    for key, value in named.items():
+        if not key.endswith("_token_id") or (typed and not key.startswith("tokenizer.ggml.")):
+            continue
+        said = getattr(value, "value", value)
+        for number in said if isinstance(said, list) else [said]:
+            if type(number) is int and number >= rows:
+                yield f"{key} is {number:,}, and there are {rows:,} tokens: no engine ever makes it"
 
 
 def products_are_exact(index: TensorIndex) -> bool:

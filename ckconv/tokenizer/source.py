@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import as_read, root_of, tokenizer_root
+from ckconv.core.metadata import SETTINGS, TOKENIZER, as_read, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, missing_package
 from ckconv.system import limit_process
@@ -20,11 +20,8 @@ from ckconv.tokenizer.vocabulary import LeftOut, encodable, equal_tokens, gguf_e
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-_CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"
-_TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
-_GENERATION = "generation_config.json"
 
 #: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
 _GGUF_SPECIAL: dict[str, tuple[str, type]] = {
@@ -79,7 +76,7 @@ def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -
     """
     if _MODEL_KEY in keys:
         return gguf_entries(keys, vocab_size)
-    document = _beside(index, _TOKENIZER_FILE)
+    document = _beside(index, TOKENIZER)
     if document is None:
         return None
     from ckconv.tokenizer.checkpoint import added_tokens, tokenizer_files, words_of_document
@@ -114,7 +111,7 @@ def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None)
     settings = settings_of(index)
     switches = {key: settings.get(key) for key in ("add_bos_token", "add_eos_token")}
     # The engine's runner turns text into the letters of bytes only where it is told so.
-    bytewise = {"tokenizer_model": "gpt2"} if _is_byte_level(_beside(index, _TOKENIZER_FILE) or {}) else {}
+    bytewise = {"tokenizer_model": "gpt2"} if _is_byte_level(_beside(index, TOKENIZER) or {}) else {}
     return {**special, **{key: value for key, value in switches.items() if isinstance(value, bool)}, **bytewise}
 
 
@@ -129,24 +126,6 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
 def _token_count(index: TensorIndex) -> int:
     count = getattr(value_in(index.metadata, _TOKENS), "count", 0)
     return count if isinstance(count, int) else 0
-
-
-def ids_beyond(index: TensorIndex) -> Iterator[str]:
-    """Special tokens that the source names by an id that no token has."""
-    typed = index.metadata_kind is MetadataKind.TYPED
-    rows = index.config.vocab_size if index.config else _token_count(index) if typed else 0
-    try:
-        of_file = {} if typed or not rows else _beside(index, _GENERATION) or {}
-    except InputError:  # a malformed file is said where it is needed
-        of_file = {}
-    named = [*index.metadata.items(), *((f"{_GENERATION}: {key}", value) for key, value in of_file.items())]
-    for key, value in named if rows else ():
-        if not key.endswith("_token_id") or (typed and not key.startswith("tokenizer.ggml.")):
-            continue
-        said = getattr(value, "value", value)
-        for number in said if isinstance(said, list) else [said]:
-            if type(number) is int and number >= rows:
-                yield f"{key} is {number:,}, and there are {rows:,} tokens: no engine ever makes it"
 
 
 def equal_tokens_of(index: TensorIndex, so: str = "llama.cpp does not load the file") -> str:
@@ -219,23 +198,23 @@ def settings_of(index: TensorIndex) -> Mapping[str, Any]:
     Raises:
         InputError: ``tokenizer.json``, it is malformed.
     """
-    return _beside(index, _SETTINGS_FILE) or {}
+    return _beside(index, SETTINGS) or {}
 
 
 def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
     """A JSON document of a checkpoint, if it is there."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    return _read((root_of(index) if name == _GENERATION else tokenizer_root(index)) / name)
+    return _read(tokenizer_root(index) / name)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
     from ckconv.io.json import Document, read_object
 
     try:
-        return read_object(path, Document("tokenizer", _CODE, _CODE, 64 << 20)) if path.is_file() else None
+        return read_object(path, Document("tokenizer", TOKENIZER, TOKENIZER, 64 << 20)) if path.is_file() else None
     except InputError as error:
-        error.code = _CODE
+        error.code = TOKENIZER
         raise
 
 

@@ -41,7 +41,7 @@ from ckconv.families import canonical, schema, towers
 from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.io.digests import Digests
-from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
+from ckconv.io.files import CHUNK, Files, Progress, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, canonical_pieces, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
 from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
@@ -287,10 +287,8 @@ def _words(rows: Rows) -> NDArray[np.uint64] | Rows:
 
 # -- Whether the tensors of a file are what its source holds -----------------------------------------------------------
 
+
 #: Called with the bytes just read and the tensor they belong to.
-Progress = Callable[[int, str], None]
-
-
 class Fault(NamedTuple):
     """One thing that is wrong.
 
