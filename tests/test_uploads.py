@@ -60,6 +60,21 @@ def test_an_output_elsewhere_is_the_local_one(flags: str, memory: Any, tmp_path:
     assert there(memory) == contents(tmp_path / "m")
 
 
+def test_plans_and_pages_of_an_output_elsewhere_name_its_address(memory: Any, tmp_path: Path, ckconv: Ckconv) -> None:
+    """The temporary file that it is made in is nobody's business."""
+    for name in ("m.gguf", "m/m.gguf", "n/"):
+        plan = ckconv("convert", QWEN2, f"memory://zoo/{name}", "--dry-run", *(("--to", "mlx") if name == "n/" else ()))
+        assert (plan.code, plan.out.splitlines()[1].split()[0]) == (0, f"memory://zoo/{name}")
+    assert (
+        ckconv("convert", QWEN2, "memory://zoo/m.gguf", "--dry-run", "--json").json["target"] == "memory://zoo/m.gguf"
+    )
+    assert not there(memory)
+    assert ckconv("convert", QWEN2, "memory://zoo/m.gguf", "--html", str(tmp_path / "p.html")).code == 0
+    page = (tmp_path / "p.html").read_text()
+    assert "memory://zoo/m.gguf" in page
+    assert "ckconv-" not in page
+
+
 def test_directories_of_an_output_are_directories_elsewhere(memory: Any, tmp_path: Path) -> None:
     """A file in one does not take the place of the model's own of that name."""
     root = embedding_gemma(tmp_path / "hf")
@@ -174,6 +189,13 @@ def test_what_cannot_be_asked_of_an_output_elsewhere(memory: Any, ckconv: Ckconv
     for address in ("https://host/m/", "hf://owner/m/"):
         done = ckconv("convert", QWEN2, address, "--to", "mlx")
         assert (done.code, "can be read, but not written" in done.err) == (2, True)
+    for arguments in (
+        ("batch", QWEN2, "--to", "mlx", "--into", "memory://zoo/all"),
+        ("convert", QWEN2, "memory://zoo/m/", "--to", "mlx", "--html", "memory://zoo/page.html"),
+        ("convert", QWEN2, "memory://zoo/m/", "--to", "hf", "--side-files-only"),
+    ):
+        done = ckconv(*arguments)
+        assert (done.code, "local path" in done.err, "mkdir" in done.err) == (2, True, False)
     done = ckconv("convert", QWEN2, "nosuchsystem://zoo/m/", "--to", "mlx")
     assert (done.code, "error[usage.remote]" in done.err) == (2, True)
     said = ckconv("convert", QWEN2, "memory://zoo/n/", "--to", "mlx", "--json").json

@@ -181,7 +181,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             error.details = (*error.details, *(() if adapters or seen else _ways_out(plan, again)))
             raise
         if flags["dry_run"]:
-            print_plan(plan, dst, settings, tower=tower)
+            print_plan(plan, shown(dst), settings, tower=tower)
             return
         places = {name: flags[key] for name, key in _PLACES.items() if flags[key]}
         wanted = [MAP_NAME] if flags["with_map"] else []

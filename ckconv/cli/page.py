@@ -520,11 +520,11 @@ def page_of_conversion(report: Report, *, directory: Path | None, config: Path |
     facts += [(f"sha256 of {each.path.name}", each.sha256 or each.payload_sha256) for each in report.files]
     facts += [("beside it", path.name) for path in report.side_files]
     facts += [("note", note) for note in plan.notes]
-    source = shown(plan.index.path)
-    sides = [Side(source, plan.index), Side(report.target, out)]
+    source, target = shown(plan.index.path), shown(report.target)
+    sides = [Side(source, plan.index), Side(target, out)]
     checked = report.verified is not None
     verdict = f"verified {counted(report.verified or 0, 'tensor')}" if checked else "not verified"
-    return pair_page(f"{source} to {report.target}", (checked or None, verdict), facts, sides, found, why=why)
+    return pair_page(f"{source} to {target}", (checked or None, verdict), facts, sides, found, why=why)
 
 
 def page_of_verification(

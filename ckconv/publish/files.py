@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckconv.core.metadata import SideFile, pieces_of
-from ckconv.errors import OutputError, VerifyError, code_of
+from ckconv.errors import OutputError, UsageError, VerifyError, code_of, shown
 from ckconv.io.files import close_unwritten, holds, is_in
 from ckconv.system import (
     CLOEXEC,
@@ -328,6 +328,8 @@ def check_parent(path: Path) -> None:
         if path.parent.is_dir():
             return
     there = os.path.lexists(path.parent)
+    if not there and "://" in shown(path):
+        raise UsageError("usage.target", "this goes to a local path only", path=path, hint="copy it there afterwards")
     message = f"{path.parent} is not a directory" if there else f"the directory {path.parent} does not exist"
     hint = None if there else f"mkdir -p {shlex.quote(str(path.parent))}"
     raise OutputError("output.parent", message, path=path, hint=hint)
