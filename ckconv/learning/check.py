@@ -26,12 +26,15 @@ from ckconv.families.towers import parameter_differences
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
-from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, squeezed, value_of
+from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, squeezed, value_of
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, quantize
 
 #: Twice the distance, of squares: importance moves values, and libraries round in ways of their own.
 _TWICE = 4.0
+
+#: How many faults are told.
+_SAID = 3
 
 #: Keys of config.json that say who wrote it, not what the model is.
 _WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
@@ -67,6 +70,17 @@ class Direction:
     def right(self) -> bool:
         """Nothing is different."""
         return not (self.error or self.different or self.other)
+
+    @property
+    def faults(self) -> list[str]:
+        """Differences as sentences: tensors, then keys."""
+        keys = (f"{key} is {short(there)}, and {short(made)} is made" for key, (there, made) in self.other.items())
+        return [*self.different, *keys]
+
+    @property
+    def fault(self) -> str:
+        """The error, or the first of :attr:`faults`."""
+        return self.error or "; ".join(self.faults[:_SAID])
 
 
 @dataclass
@@ -105,7 +119,7 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
             names = {field: name for name, field in FIELD_OF.items()}
             apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
     except CkconvError as error:
-        return Checked(Direction(_said(error)), Direction())
+        return Checked(Direction(in_one_line(error)), Direction())
     return Checked(forth, back, apart)
 
 
@@ -127,7 +141,7 @@ def check_names(family: Path, checkpoint: Path, directory: Path) -> Checked:
             forth = _made(ours, theirs, "mlx", family, True, {})
             return Checked(forth, Direction() if forth.error else _made(theirs, ours, "safetensors", family, True, {}))
     except CkconvError as error:
-        return Checked(Direction(_said(error)), Direction())
+        return Checked(Direction(in_one_line(error)), Direction())
 
 
 def _made(
@@ -152,7 +166,7 @@ def _made(
         plan.check()
         container = plan.contents()
     except CkconvError as error:
-        found.error = _said(error)
+        found.error = in_one_line(error)
         return found
     found.left_out = {item.name: item.reason for item in plan.left_out}
     meant = {tensor.name: tensor for tensor in there.stored if tensor.name not in lost}
@@ -310,7 +324,7 @@ def _computed(step: Step) -> bool:
 
 
 def _alike(one: bytes | bytearray, other: bytes, dtype: DType) -> bool:
-    there, made = (floats(np.frombuffer(raw, np.uint8), dtype) for raw in (one, other))
+    there, made = (decode(np.frombuffer(raw, np.uint8), dtype) for raw in (one, other))
     return bool(np.allclose(there, made, rtol=NEAR, atol=NEAR))
 
 
@@ -324,5 +338,12 @@ def _dtype(there: TensorIndex, source: TensorIndex) -> str:
     return "source"
 
 
-def _said(error: CkconvError) -> str:
+def in_one_line(error: CkconvError) -> str:
+    """Message of an error and its details, in one line."""
     return "; ".join([error.message, *error.details])
+
+
+def short(value: Any) -> str:
+    """Beginning of a value, for a fault."""
+    shown = repr(value)
+    return "nothing" if value is None else shown if len(shown) < 60 else f"{shown[:57]}..."

@@ -31,7 +31,7 @@ from ckconv.families.merge import FOLDER, listed, merged, read_file, text
 from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.learning.check import Checked, check, check_names, keys_of_mlx
+from ckconv.learning.check import Checked, check, check_names, in_one_line, keys_of_mlx, short
 from ckconv.learning.keys import Keys, Question
 from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair, Traced, Tracer
 from ckconv.learning.rows import Rows, cells, opened_directory, prefix_of, ranked, same_values
@@ -478,15 +478,14 @@ def _with_names(
         try:
             draft.add_keys(load(path), keys_of_mlx(path, pair.checkpoint.path))
         except CkconvError as error:
-            said = "; ".join([error.message, *error.details])
-            raise InputError("learn.check", f"to MLX: {said}", path=directory.path, hint=_WITHOUT) from error
+            raise InputError(
+                "learn.check", f"to MLX: {in_one_line(error)}", path=directory.path, hint=_WITHOUT
+            ) from error
         path.write_text(draft.text())
         both = check_names(path, pair.checkpoint.path, directory.path)
     for way, direction in (("to MLX", both.forth), ("back from MLX", both.back)):
         if not direction.right:
-            other = (f"{key} is {_short(a)}, and {_short(b)} is made" for key, (a, b) in direction.other.items())
-            wrong = direction.error or "; ".join([*direction.different, *other][:3])
-            raise InputError("learn.check", f"{way}: {wrong}", path=directory.path, hint=_WITHOUT)
+            raise InputError("learn.check", f"{way}: {direction.fault}", path=directory.path, hint=_WITHOUT)
     return replace(found, mlx=both, text=draft.text())
 
 
@@ -631,15 +630,13 @@ class _Draft:
         for one in found:
             for way, direction in (("to GGUF", one.forth), ("back", one.back)):
                 if not direction.right:
-                    wrong = [*direction.different, *(f"{key} is {_short(a)}, and {_short(b)} is made" for key, (a, b)
-                                                     in direction.other.items())]  # fmt: skip
-                    self.wrong = len(wrong) + (1000 if direction.error else 0)
+                    self.wrong = len(direction.faults) + (1000 if direction.error else 0)
                     self.lost = () if direction.error or direction.different or way != "back" else (*direction.other,)
-                    self.fault = f"{way}: {direction.error or '; '.join(wrong[:3])}"
+                    self.fault = f"{way}: {direction.fault}"
                     return
             if one.parameters:
                 self.wrong = len(one.parameters)
-                apart = [f"{name} is {_short(a)} in the checkpoint, {_short(b)} in the GGUF" for name, (a, b)
+                apart = [f"{name} is {short(a)} in the checkpoint, {short(b)} in the GGUF" for name, (a, b)
                          in one.parameters.items()]  # fmt: skip
                 self.fault = "; ".join(apart[:3])
                 return
@@ -789,11 +786,6 @@ def _digest(pair: Pair) -> str:
     """SHA-256 of names, types and shapes of both files, and of the keys."""
     said = [(t.name, t.dtype.name, t.shape) for index in (pair.checkpoint, pair.model) for t in index.stored]
     return hashlib.sha256(repr((said, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return "nothing" if value is None else shown if len(shown) < 60 else f"{shown[:57]}..."
 
 
 __all__ = ["Learned", "learn", "replace"]

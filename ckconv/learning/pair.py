@@ -17,6 +17,7 @@ from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.families import axes as shapes, expressions, huggingface_config, keys
 from ckconv.families.schema import Cell, Family, stored_higher
 from ckconv.io.files import Files
+from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import decode, shifted
 
 # -- Checkpoint and GGUF of one model: keys, and tensors by pattern ----------------------------------------------------
@@ -140,11 +141,9 @@ class Numbers:
 
     def at(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
         """Float32 values, decoded where quantized, at places in the stored order."""
-        if tensor.dtype.block > 1:
-            blocks, mine = np.unique(places // tensor.dtype.block, return_inverse=True)
-            decoded = decode(self._stored(tensor, blocks), tensor.dtype)
-            return np.asarray(decoded[mine, places % tensor.dtype.block])
-        return floats(self._stored(tensor, places).reshape(-1), tensor.dtype)
+        blocks, mine = np.unique(places // tensor.dtype.block, return_inverse=True)
+        decoded = decode(self._stored(tensor, blocks), tensor.dtype)
+        return np.asarray(decoded[mine, places % tensor.dtype.block])
 
     def _stored(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
         """Bytes of blocks, or of elements: ``[n, bytes]``."""
@@ -171,30 +170,12 @@ class Numbers:
         return self._pages[key]
 
 
-def floats(raw: np.ndarray, dtype: layouts.DType) -> np.ndarray:
-    """Float32 of stored bytes."""
-    if dtype.name == "BF16":
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    return raw.view({"F32": "<f4", "F16": "<f2"}[dtype.name]).astype(np.float32)
-
-
 def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Distance of rows from decoded ones, as a part of their variance."""
     mean = ours.mean(axis=-1, keepdims=True)
     whole = np.square(ours - mean).sum(axis=-1) + np.square(ours).sum(axis=-1) * 1e-3
     found = np.square(ours - theirs).sum(axis=-1) / np.maximum(whole, np.finfo(np.float32).tiny)
     return np.asarray(np.where(np.isnan(found), np.inf, found))
-
-
-def stored_as(values: np.ndarray, dtype: layouts.DType) -> np.ndarray:
-    """Float32 values rounded to another type, as converters round them."""
-    if dtype.name == "F16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).astype(np.float32)
-    if dtype.name == "BF16":
-        bits = values.view(np.uint32).astype(np.uint64)
-        return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32)).view(np.float32)
-    return values
 
 
 # -- Values of a family's parameters, as far as a pair says them -------------------------------------------------------
@@ -619,7 +600,8 @@ class Tracer:
         if shift in layouts.EXPONENTIALS:
             return bool(np.allclose(shifted(found, shift), meant, rtol=NEAR, atol=0))
         found = found + np.float32(shift) if shift else found
-        return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))
+        rounded, _ = from_float32(found, theirs.dtype)
+        return bool(np.array_equal(decode(rounded, theirs.dtype), meant, equal_nan=True))
 
     def _read(self, tensor: StoredTensor, places: np.ndarray, move: shapes.Move) -> np.ndarray:
         key = (tensor.extent, move, len(places), int(places[-1]))
