@@ -40,36 +40,6 @@ def modifiers_of(found: Iterable[str]) -> tuple[Modifier, ...]:
     return tuple(one if isinstance(one, Modifier) else Modifier(one) for one in found)
 
 
-# The keys that ``config.json`` files have for the fields of a configuration, whatever the family.
-#
-# Source: C-Kernel-Engine's src/ckernel_ir.c, which searches a document for them in this order; they are those of the
-# configuration classes of transformers.
-
-CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
-    "num_layers": ("num_hidden_layers", "n_layer", "decoder_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "ffn_size": ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim", "decoder_ffn_dim"),
-    "num_heads": ("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_dim": ("head_dim",),
-    "vocab_size": ("vocab_size", "n_vocab"),
-    "context_length": (
-        "max_position_embeddings",
-        "n_positions",
-        "context_length",
-        "seq_len",
-        "max_target_positions",
-    ),
-    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
-    "rope_theta": ("rope_theta", "rope_base"),
-    "rotary_dim": (),
-    "sliding_window": ("sliding_window",),
-    "num_experts": ("num_local_experts", "num_experts"),
-    "experts_used": ("num_experts_per_tok",),
-    "expert_ffn_size": ("moe_intermediate_size",),
-}
-
-
 # The numbers of a ``rope_scaling`` object.
 
 #: The largest float32, the type of such numbers in GGUF, and the smallest above 0.
@@ -258,35 +228,54 @@ class Number(NamedTuple):
 
     Attributes:
         parameter: what family files call it.
+        keys: those that ``config.json`` files have for it, whatever the family.
+        shared: it means the same in every format.
     """
 
     field: str
     parameter: str = ""
+    keys: tuple[str, ...] = ()
     integer: bool = True
     required: bool = False
+    shared: bool = True
 
 
 #: The fields that are numbers; what each format calls them the family files say.
+#:
+#: Source of the keys: C-Kernel-Engine's src/ckernel_ir.c, which searches a document for them in this order; they are
+#: those of the configuration classes of transformers.
 NUMBERS: Mapping[str, Number] = {
     number.field: number
     for number in (
-        Number("num_layers", "layers", required=True),
-        Number("hidden_size", "hidden", required=True),
-        Number("ffn_size", "ffn"),
-        Number("num_heads", "heads", required=True),
-        Number("num_kv_heads", "kv_heads"),
-        Number("head_dim", "head_dim"),
-        Number("vocab_size", "vocabulary"),
-        Number("context_length", "context"),
-        Number("norm_eps", "norm_eps", integer=False),
-        Number("rope_theta", "rope_theta", integer=False),
+        Number("num_layers", "layers", ("num_hidden_layers", "n_layer", "decoder_layers"), required=True),
+        Number("hidden_size", "hidden", ("hidden_size", "n_embd", "d_model"), required=True),
+        Number("ffn_size", "ffn", ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim", "decoder_ffn_dim")),
+        Number(
+            "num_heads",
+            "heads",
+            ("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"),
+            required=True,
+        ),
+        Number("num_kv_heads", "kv_heads", ("num_key_value_heads", "num_kv_heads")),
+        Number("head_dim", "head_dim", ("head_dim",)),
+        Number("vocab_size", "vocabulary", ("vocab_size", "n_vocab")),
+        Number(
+            "context_length",
+            "context",
+            ("max_position_embeddings", "n_positions", "context_length", "seq_len", "max_target_positions"),
+        ),
+        Number("norm_eps", "norm_eps", ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), integer=False),
+        Number("rope_theta", "rope_theta", ("rope_theta", "rope_base"), integer=False),
         Number("rotary_dim", "rope_dim"),
-        Number("sliding_window", "window"),
-        Number("num_experts", "experts"),
-        Number("experts_used", "experts_used"),
-        Number("expert_ffn_size", "expert_ffn"),
+        Number("sliding_window", "window", ("sliding_window",), shared=False),
+        Number("num_experts", "experts", ("num_local_experts", "num_experts")),
+        Number("experts_used", "experts_used", ("num_experts_per_tok",)),
+        Number("expert_ffn_size", "expert_ffn", ("moe_intermediate_size",), shared=False),
     )
 }
+
+#: The keys of each field in a ``config.json``.
+CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {field: number.keys for field, number in NUMBERS.items()}
 
 #: Any number that is no field of its own, and one that is whole.
 REAL, WHOLE = Number("", integer=False), Number("")
@@ -309,22 +298,7 @@ LEFT_OUT = frozenset(
 )
 
 #: Fields that mean the same in every format.
-SHARED_FIELDS = (
-    "family",
-    "num_layers",
-    "hidden_size",
-    "ffn_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "context_length",
-    "norm_eps",
-    "rope_theta",
-    "rotary_dim",
-    "num_experts",
-    "experts_used",
-)
+SHARED_FIELDS = ("family", *(number.field for number in NUMBERS.values() if number.shared))
 
 #: Fields that formats say in words of their own, or have no words for.
 _WORDED_FIELDS = (
