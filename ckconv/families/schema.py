@@ -21,7 +21,7 @@ store it though nothing reads it there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,25 @@ class Engine(NamedTuple):
 _OF_BUMP = frozenset({"tensors", "rotates", "biased", "biases", "unnamed", "slots"})
 
 
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(name for text in texts(value) for name in shapes.expanded(text))
+
+
+#: Field of a row -> the words that it may be, the first of which it is where it is not there.
+_WORDS = {"head": ("", "none", "written"), "rotates": ("", "interleaved", "neighbors"), "rope": MLX_ROPE}
+
+#: Field of a row -> what makes its value.
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("unmeasured", "biased", "drafts"), str),
+    **dict.fromkeys(("needs", "reads", "ignores", "scaling", "text"), texts),
+    **dict.fromkeys(("optional", "required", "tensors", "biases", "unadapted", "narrow"), _names),
+    **dict.fromkeys(("unnamed", "scaled", "transposed", "at_top"), bool),
+    "written": dict,
+    "names": lambda names: tuple(names.items()),
+    "only": lambda tables: {table: texts(names) for table, names in tables.items()},
+}
+
+
 def engine(path: Path, name: str, row: object) -> Engine:
     """Read one row."""
     reader = Fields(path)
@@ -217,52 +236,26 @@ def engine(path: Path, name: str, row: object) -> Engine:
     if row == "absent":
         return Engine(name, absent=True)
     fields = reader.fields(row, ENGINE_FIELDS.keys() - (set() if name.startswith("bump") else _OF_BUMP))
-    scaling, slots = fields.get("scaling"), fields.get("slots", {})
-    if "absent" in fields:
-        why, instead, rope = str(fields["absent"]), str(fields.get("as", "")), fields.get("rope", MLX_ROPE[0])
-        head = str(fields.get("head", ""))
-        return Engine(name, True, why, scaling=scaling and texts(scaling), written_as=instead, rope=rope, head=head)
+    wrapped, _, model_type = fields.get("model_type", "").rpartition("/")
+    slots = fields.get("slots", {})
     return Engine(
         name,
-        False,
-        "",
-        fields.get("model_type", "").rpartition("/")[2],
-        tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
-        tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
-        str(fields.get("unmeasured", "")),
-        texts(fields.get("needs")),
-        texts(fields.get("reads")),
-        texts(fields.get("ignores")),
-        None if scaling is None else texts(scaling),
-        reader.word(fields, "head", {"": "", "none": "none", "written": "written"}, ""),
-        _names(fields.get("optional")),
-        _names(fields.get("required")),
-        _names(fields.get("tensors")),
-        reader.word(fields, "rotates", {"": "", "interleaved": "interleaved", "neighbors": "neighbors"}, ""),
-        str(fields.get("as", "")),
-        reader.word(fields, "rope", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), MLX_ROPE[0]),
-        dict(fields.get("written", {})),
-        str(fields.get("biased", "")),
-        _names(fields["biases"]) if "biases" in fields else None,
-        bool(fields.get("unnamed")),
-        _names(fields.get("unadapted")),
-        _names(fields.get("narrow")),
-        fields.get("model_type", "").rpartition("/")[0],
-        bool(fields.get("scaled")),
-        tuple((slot.partition(":")[0], tuple(shapes.expanded(names))) for slot, names in slots.items()),
-        tuple(slot.removesuffix(":f32") for slot in slots if slot.endswith(":f32")),
-        bool(fields.get("transposed")),
-        texts(fields.get("text")),
-        tuple(fields.get("names", {}).items()),
-        {key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
-        bool(fields.get("at_top")),
-        {table: texts(names) for table, names in fields.get("only", {}).items()},
-        str(fields.get("drafts", "")),
+        absent="absent" in fields,
+        why=str(fields.get("absent", "")),
+        model_type=model_type,
+        wrapped=wrapped,
+        written_as=str(fields.get("as", "")),
+        right_if=tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
+        same_if=tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
+        slots=tuple((slot.partition(":")[0], tuple(shapes.expanded(names))) for slot, names in slots.items()),
+        floats=tuple(slot.removesuffix(":f32") for slot in slots if slot.endswith(":f32")),
+        says={key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
+        **{
+            field: reader.word(fields, field, {word: word for word in words}, words[0])
+            for field, words in _WORDS.items()
+        },
+        **{field: read(fields[field]) for field, read in _READ.items() if field in fields},
     )
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(name for text in texts(value) for name in shapes.expanded(text))
 
 
 def condition(reader: Fields, item: object) -> Condition:
