@@ -27,9 +27,6 @@ the parameters; ``harmless`` change nothing. ``seen`` (key -> values) closes the
 value. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``default``
 (``rope_parameters`` and ``text_config``: what the class takes for the table, or what it leaves out), and
 ``unknown``: whether a key without a row is ``refused`` (what a user's file is taken for) or ``noted``.
-
-Sources of the keys of ``rope_parameters`` and ``rope_scaling``: modeling_rope_utils.py of transformers 5.23, which
-reads every one with its own default, and mlx_lm's models/rope_utils.py, 0.32.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.families import merge
 from ckconv.families.expressions import Expression
 
@@ -486,7 +483,7 @@ class KeyRows(merge.Fields):
         if rope.mlx_lm in ("base", "nowhere"):
             own["rope_scaling"] = READERS["transformers"]
         return Document(
-            Keys(name, self._keys(row, own, expressions=False), self._seen(row)),
+            Keys(name, self.keys(row, own), self._seen(row)),
             dict(row.get("written", {})),
             tables.get("text_config", {}),
             rope,
@@ -504,14 +501,17 @@ class KeyRows(merge.Fields):
         self.fields(row, _SECTION | {"seen"})
         read = ((p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread)
         cells = [(p, cell) for p, cell in read if not cell.key.startswith("/")]  # others are the tokenizer's
-        found = self._keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
+        found = self.keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
         derived = {cell.key: Key(cell.key, Kind.MODIFIER, same_as=p.value) for p, cell in cells if p.value and cell.key}
         return Keys(name, {**found, **derived}, self._seen(row))
 
     def _seen(self, row: Mapping[str, Any]) -> dict[str, list[Any]]:
         return {key: merge.listed(values) for key, values in row.get("seen", {}).items()}
 
-    def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
+    def keys(
+        self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool = False
+    ) -> dict[str, Key]:
+        """Keys that parameters have, modifiers, and keys that are harmless."""
         found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}
         for key, value in row.get("modifiers", {}).items():
             if merge.is_carried(value):
@@ -548,69 +548,25 @@ class KeyRows(merge.Fields):
 
 # -- The keys of ``rope_parameters`` and ``rope_scaling``, by ``rope_type`` --------------------------------------------
 
-Rows = tuple[Key, ...]
-
-
-def _parameters(*names: str, readers: tuple[str, ...] = BOTH) -> Rows:
-    return tuple(Key(name, Kind.PARAMETER, readers) for name in names)
-
-
-def _modifier(name: str, *neutral: object) -> Rows:
-    return (Key(name, Kind.MODIFIER, (TRANSFORMERS,), (*neutral, None)),)
-
-
-def _keys(kind: str, *rows: Rows) -> Keys:
-    """Rows of a type, whose function in ``ROPE_INIT_FUNCTIONS`` reads no more."""
-    read = {key.name: key for group in (_BASE, *rows) for key in group}
-    return Keys(kind, read | {name: Key(name, Kind.HARMLESS) for name in _OF_TYPES if name not in read})
-
-
-_BASE: Rows = _parameters("rope_theta", "rope_type", "type")
-
-#: No other type reads these.
-_OF_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-_OF_LLAMA3 = ("high_freq_factor", "low_freq_factor")
-_OF_LONGROPE = ("long_factor", "long_mscale", "short_factor", "short_mscale")
-
-#: A part of the head is rotated, ``dim = int(head_dim * partial_rotary_factor)``: the classes of llama's kind then
-#: multiply tensors of different sizes.
-_WHOLE: Rows = _modifier("partial_rotary_factor", 1, 1.0)
-
-_CONTEXT = "original_max_position_embeddings"
-_OF_TYPES = (
-    *("factor", _CONTEXT, *_OF_YARN, *_OF_LLAMA3, *_OF_LONGROPE),
-    *("mrope_section", "mrope_interleaved"),
-)
-
 #: Where a document says how RoPE is scaled: one for transformers 4 and mlx-lm, one for transformers 5.
 TABLES_OF_ROPE = ("rope_scaling", "rope_parameters")
 
-#: ``rope_type`` -> its keys. ``partial_rotary_factor`` of an unscaled RoPE is read by phi3's class only, which has a
-#: key of its own for it.
-ROPE_KEYS: Mapping[str, Keys] = {
-    found.name: found
-    for found in (
-        _keys("default", _parameters("partial_rotary_factor", readers=(TRANSFORMERS,))),
-        _keys("linear", _parameters("factor"), _WHOLE),
-        _keys("dynamic", _parameters("factor"), _WHOLE),
-        _keys("llama3", _parameters("factor", _CONTEXT, *_OF_LLAMA3), _WHOLE),
-        _keys(
-            "yarn",
-            _parameters(
-                "factor", _CONTEXT, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "llama_4_scaling_beta"
-            ),
-            _parameters("attention_factor", readers=(TRANSFORMERS,)),
-            _modifier("truncate", True),  # find_correction_range of _compute_yarn_parameters
-            _WHOLE,
-        ),
-        _keys(
-            "longrope",
-            _parameters(_CONTEXT, *_OF_LONGROPE),
-            _WHOLE,
-            _parameters("factor", "attention_factor", readers=(TRANSFORMERS,)),
-        ),
-    )
-}
+_TYPES = merge.FOLDER / "other_programs" / "rope_types.toml"
+
+
+def _rope_keys() -> Iterator[Keys]:
+    table, reader = table_of(_TYPES), KeyRows(_TYPES)
+    for kind, row in table["types"].items():
+        own = {
+            **dict.fromkeys(table["every"], BOTH),
+            **{key: READERS[who] for who in READERS for key in row.get(who, ())},
+        }
+        read = {*own, *row.get("modifiers", ())}
+        yield Keys(kind, reader.keys({**row, "harmless": [key for key in table["some"] if key not in read]}, own))
+
+
+#: ``rope_type`` -> its keys.
+ROPE_KEYS: Mapping[str, Keys] = {keys.name: keys for keys in _rope_keys()}
 
 #: Keys of a scaling that are refused but for one value, unless the family has a row of them.
 _NOTED = tuple(
