@@ -119,6 +119,13 @@ _PIECE = 64 << 10
 #: What llama.cpp takes for the unknown token where a file does not say.
 _UNKNOWN_ID = 0
 
+#: A model of pairs, but for its words and merges.
+_BPE: Mapping[str, Any] = {
+    "type": "BPE",
+    **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+    **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
+}
+
 _encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -197,17 +204,7 @@ def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[in
         "post_processor": around(vocabulary, tokens, BYTE_LEVEL),
         "decoder": BYTE_LEVEL,
     }
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": pre.ignore_merges,
-    }
-    return written(document, model, vocab, _of_tokens(merges, vocab))
+    return written(document, {**_BPE, "ignore_merges": pre.ignore_merges}, vocab, _of_tokens(merges, vocab))
 
 
 def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]:
@@ -252,16 +249,7 @@ def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
             ],
         },
     }
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": tokens[unknown],
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": True,
-        "ignore_merges": False,
-    }
+    model = {**_BPE, "unk_token": tokens[unknown], "fuse_unk": True, "byte_fallback": True}
     if scores:
         return written(document, model, vocab, merges_of(vocab, tokens, types, scores))
     return written(document, model, vocab, _of_tokens(vocabulary.merges.each(), vocab))
