@@ -6,9 +6,10 @@ import gguf.utility
 import pytest
 from conftest import FIXTURES
 
+from ckconv.core.layouts import DTYPES
 from ckconv.core.metadata import scalar
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.parameters import FILE_TYPES, display_name, model_keys, size_label
+from ckconv.families.parameters import display_name, model_keys, size_label
 from ckconv.formats.detect import open_index
 
 
@@ -32,8 +33,9 @@ def test_a_name_out_of_a_directory(text: str, name: str) -> None:
 
 
 def test_file_types_are_llama_cpps() -> None:
-    for name, number in FILE_TYPES.items():
-        assert name in gguf.LlamaFileType(number).name
+    for dtype in DTYPES.values():
+        if dtype.file_type is not None:
+            assert dtype.name in gguf.LlamaFileType(dtype.file_type).name
 
 
 def test_gemmas_local_base_and_window() -> None:

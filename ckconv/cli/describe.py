@@ -13,12 +13,13 @@ from ckconv.cli.render import container, count, cut, printable, size
 from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import Card, document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families import catalog, schema, towers
 from ckconv.families.names import is_beside_text
-from ckconv.families.parameters import FILE_TYPES, directory_name
+from ckconv.families.parameters import directory_name
 from ckconv.formats import Output, adapter_outputs, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
@@ -470,8 +471,8 @@ def _label(index: TensorIndex) -> str:
         nbytes[(whole or stored).dtype.name] += stored.extent.nbytes
     item = index.metadata.get("general.file_type")
     number = item.value if isinstance(item, MetaValue) and isinstance(item.value, int) else None
-    names = {value: (name, name) for name, value in FILE_TYPES.items()}
-    if number is not None and number not in (FILE_TYPES["F32"], FILE_TYPES["F16"], FILE_TYPES["BF16"]):  # a mix
+    names = {dtype.file_type: (dtype.name, dtype.name) for dtype in DTYPES.values() if dtype.file_type is not None}
+    if number is not None and number not in {dtype.file_type for dtype in WIDENS_TO_F32}:  # a mix
         names |= {file_type(name): (name.upper(), base_type(name)) for name in recipe_names()}
     most = [name for name, _ in nbytes.most_common()[:2]]
     if number in names:

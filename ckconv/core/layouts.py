@@ -53,6 +53,7 @@ class DType(NamedTuple):
     safetensors: str | None = None
     bump_v3: int | None = None
     bump_v4: int | None = None
+    file_type: int | None = None
 
     def nbytes(self, elements: int) -> int:
         """Bytes of ``elements`` elements, which must fill whole blocks."""
@@ -62,64 +63,68 @@ class DType(NamedTuple):
         return self.name
 
 
-def _table(*rows: tuple[str, Kind, int, int, int | None, str | None, int | None, int | None]) -> dict[str, DType]:
+def _table(
+    *rows: tuple[str, Kind, int, int, int | None, str | None, int | None, int | None, int | None],
+) -> dict[str, DType]:
     return {row[0]: DType(*row) for row in rows}
 
 
 _F, _I, _B, _O = Kind.FLOAT, Kind.INTEGER, Kind.BLOCK, Kind.OPAQUE
 
 # fmt: off
-#: name -> type; columns: name, kind, block elements, block bytes, ggml id, safetensors name, bump codes v3 and v4.
+#: name -> type; columns: name, kind, block elements, block bytes, ggml id, safetensors name, bump codes v3 and v4, and
+#: the ``general.file_type`` of a GGUF most of whose matrices are of it (``enum llama_ftype`` of ``include/llama.h``, of
+#: mixes the medium ones).
 DTYPES: dict[str, DType] = _table(
-    ("F32",     _F,   1,   4,    0, "F32",    0,    0),
-    ("F16",     _F,   1,   2,    1, "F16",    2,    2),
-    ("BF16",    _F,   1,   2,   30, "BF16",   1,    1),
-    ("F64",     _F,   1,   8,   28, "F64", None, None),
-    ("I8",      _I,   1,   1,   24, "I8",     3,    3),
-    ("I16",     _I,   1,   2,   25, "I16", None, None),
-    ("I32",     _I,   1,   4,   26, "I32", None, None),
-    ("I64",     _I,   1,   8,   27, "I64", None, None),
-    ("U8",      _I,   1,   1, None, "U8",  None, None),
-    ("U16",     _I,   1,   2, None, "U16", None, None),
-    ("U32",     _I,   1,   4, None, "U32", None, None),
-    ("U64",     _I,   1,   8, None, "U64", None, None),
-    ("BOOL",    _I,   1,   1, None, "BOOL", None, None),
-    ("C64",     _O,   1,   8, None, "C64", None, None),
-    ("F4",      _O,   2,   1, None, "F4",  None, None),
-    ("F6_E2M3", _O,   4,   3, None, "F6_E2M3", None, None),
-    ("F6_E3M2", _O,   4,   3, None, "F6_E3M2", None, None),
-    ("F8_E4M3", _O,   1,   1, None, "F8_E4M3", None, None),
-    ("F8_E5M2", _O,   1,   1, None, "F8_E5M2", None, None),
-    ("F8_E8M0", _O,   1,   1, None, "F8_E8M0", None, None),
-    ("F8_E4M3FNUZ", _O, 1, 1, None, "F8_E4M3FNUZ", None, None),
-    ("F8_E5M2FNUZ", _O, 1, 1, None, "F8_E5M2FNUZ", None, None),
-    ("Q4_0",    _B,  32,  18,    2, None,    5,    5),
-    ("Q4_1",    _B,  32,  20,    3, None, None,    6),
-    ("Q5_0",    _B,  32,  22,    6, None, None,   11),
-    ("Q5_1",    _B,  32,  24,    7, None, None,   12),
-    ("Q8_0",    _B,  32,  34,    8, None,    8,    9),
-    ("Q8_1",    _B,  32,  36,    9, None, None, None),
-    ("Q2_K",    _B, 256,  84,   10, None, None, None),
-    ("Q3_K",    _B, 256, 110,   11, None, None, None),
-    ("Q4_K",    _B, 256, 144,   12, None,    6,    7),
-    ("Q5_K",    _B, 256, 176,   13, None, None,   13),
-    ("Q6_K",    _B, 256, 210,   14, None,    7,    8),
-    ("Q8_K",    _B, 256, 292,   15, None,    9,   10),
-    ("IQ2_XXS", _B, 256,  66,   16, None, None, None),
-    ("IQ2_XS",  _B, 256,  74,   17, None, None, None),
-    ("IQ3_XXS", _B, 256,  98,   18, None, None, None),
-    ("IQ1_S",   _B, 256,  50,   19, None, None, None),
-    ("IQ4_NL",  _B,  32,  18,   20, None, None, None),
-    ("IQ3_S",   _B, 256, 110,   21, None, None, None),
-    ("IQ2_S",   _B, 256,  82,   22, None, None, None),
-    ("IQ4_XS",  _B, 256, 136,   23, None, None, None),
-    ("IQ1_M",   _B, 256,  56,   29, None, None, None),
-    ("TQ1_0",   _B, 256,  54,   34, None, None, None),
-    ("TQ2_0",   _B, 256,  66,   35, None, None, None),
-    ("MXFP4",   _B,  32,  17,   39, None, None, None),
-    ("NVFP4",   _B,  64,  36,   40, None, None, None),
-    ("Q1_0",    _B, 128,  18,   41, None, None, None),
-    ("Q2_0",    _B,  64,  18,   42, None, None, None),
+    ("F32",     _F,   1,   4,    0, "F32",    0,    0,    0),
+    ("F16",     _F,   1,   2,    1, "F16",    2,    2,    1),
+    ("BF16",    _F,   1,   2,   30, "BF16",   1,    1,   32),
+    ("F64",     _F,   1,   8,   28, "F64", None, None, None),
+    ("I8",      _I,   1,   1,   24, "I8",     3,    3, None),
+    ("I16",     _I,   1,   2,   25, "I16", None, None, None),
+    ("I32",     _I,   1,   4,   26, "I32", None, None, None),
+    ("I64",     _I,   1,   8,   27, "I64", None, None, None),
+    ("U8",      _I,   1,   1, None, "U8",  None, None, None),
+    ("U16",     _I,   1,   2, None, "U16", None, None, None),
+    ("U32",     _I,   1,   4, None, "U32", None, None, None),
+    ("U64",     _I,   1,   8, None, "U64", None, None, None),
+    ("BOOL",    _I,   1,   1, None, "BOOL", None, None, None),
+    ("C64",     _O,   1,   8, None, "C64", None, None, None),
+    ("F4",      _O,   2,   1, None, "F4",  None, None, None),
+    ("F6_E2M3", _O,   4,   3, None, "F6_E2M3", None, None, None),
+    ("F6_E3M2", _O,   4,   3, None, "F6_E3M2", None, None, None),
+    ("F8_E4M3", _O,   1,   1, None, "F8_E4M3", None, None, None),
+    ("F8_E5M2", _O,   1,   1, None, "F8_E5M2", None, None, None),
+    ("F8_E8M0", _O,   1,   1, None, "F8_E8M0", None, None, None),
+    ("F8_E4M3FNUZ", _O, 1, 1, None, "F8_E4M3FNUZ", None, None, None),
+    ("F8_E5M2FNUZ", _O, 1, 1, None, "F8_E5M2FNUZ", None, None, None),
+    ("Q4_0",    _B,  32,  18,    2, None,    5,    5,    2),
+    ("Q4_1",    _B,  32,  20,    3, None, None,    6,    3),
+    ("Q5_0",    _B,  32,  22,    6, None, None,   11,    8),
+    ("Q5_1",    _B,  32,  24,    7, None, None,   12,    9),
+    ("Q8_0",    _B,  32,  34,    8, None,    8,    9,    7),
+    ("Q8_1",    _B,  32,  36,    9, None, None, None, None),
+    ("Q2_K",    _B, 256,  84,   10, None, None, None,   10),
+    ("Q3_K",    _B, 256, 110,   11, None, None, None,   12),
+    ("Q4_K",    _B, 256, 144,   12, None,    6,    7,   15),
+    ("Q5_K",    _B, 256, 176,   13, None, None,   13,   17),
+    ("Q6_K",    _B, 256, 210,   14, None,    7,    8,   18),
+    ("Q8_K",    _B, 256, 292,   15, None,    9,   10, None),
+    ("IQ2_XXS", _B, 256,  66,   16, None, None, None,   19),
+    ("IQ2_XS",  _B, 256,  74,   17, None, None, None,   20),
+    ("IQ3_XXS", _B, 256,  98,   18, None, None, None,   23),
+    ("IQ1_S",   _B, 256,  50,   19, None, None, None,   24),
+    ("IQ4_NL",  _B,  32,  18,   20, None, None, None,   25),
+    ("IQ3_S",   _B, 256, 110,   21, None, None, None,   26),
+    ("IQ2_S",   _B, 256,  82,   22, None, None, None,   28),
+    ("IQ4_XS",  _B, 256, 136,   23, None, None, None,   30),
+    ("IQ1_M",   _B, 256,  56,   29, None, None, None,   31),
+    ("TQ1_0",   _B, 256,  54,   34, None, None, None,   36),
+    ("TQ2_0",   _B, 256,  66,   35, None, None, None,   37),
+    ("MXFP4",   _B,  32,  17,   39, None, None, None,   38),
+    ("NVFP4",   _B,  64,  36,   40, None, None, None,   39),
+    ("Q1_0",    _B, 128,  18,   41, None, None, None,   40),
+    ("Q2_0",    _B,  64,  18,   42, None, None, None, None),
 )
 # fmt: on
 

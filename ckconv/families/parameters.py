@@ -430,37 +430,6 @@ __all__ = ["ExpressionError", "ParameterError", "Source", "Values", "Written", "
 
 # -- ModelConfig -> hyper-parameter keys of a GGUF, as llama.cpp's -----------------------------------------------------
 
-#: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
-FILE_TYPES: dict[str, int] = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q8_0": 7,
-    "Q5_0": 8,
-    "Q5_1": 9,
-    "Q2_K": 10,
-    "Q3_K": 12,
-    "Q4_K": 15,
-    "Q5_K": 17,
-    "Q6_K": 18,
-    "IQ2_XXS": 19,
-    "IQ2_XS": 20,
-    "IQ3_XXS": 23,
-    "IQ1_S": 24,
-    "IQ4_NL": 25,
-    "IQ3_S": 26,
-    "IQ2_S": 28,
-    "IQ4_XS": 30,
-    "IQ1_M": 31,
-    "BF16": 32,
-    "TQ1_0": 36,
-    "TQ2_0": 37,
-    "MXFP4": 38,
-    "NVFP4": 39,
-    "Q1_0": 40,
-}
-
 #: The version of ggml's block types, which changed last in 2023 (``GGML_QNT_VERSION`` of ``ggml.h``).
 _QUANTIZATION_VERSION = 2
 

@@ -238,7 +238,7 @@ def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
         dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
     )
     best = max(counts, key=lambda dtype: (counts[dtype], dtype.kind is not Kind.FLOAT, dtype.size), default=F32)
-    return parameters.FILE_TYPES.get(best.name, parameters.FILE_TYPES["F32"])
+    return best.file_type or 0
 
 
 # Planning a GGUF, whole or split: out of another GGUF as it is, out of anything else as llama.cpp loads it.
