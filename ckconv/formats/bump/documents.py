@@ -35,7 +35,7 @@ UNUSED, MISSING, SUMMARY, HASH = (
 _MARK = "layer.0.wq"
 
 _OPTIONAL = frozenset(
-    slots.key_of(slot) for group in slots.SLOTS_V5 for slot in group if slot.optional and slot.parts
+    slots.key_of(slot) for group in slots.TABLES["5"] for slot in group if slot.optional and slot.parts
 ) - {HEAD}
 
 
@@ -122,18 +122,7 @@ _MANIFEST_KEYS = frozenset({
 _ENTRY_KEYS = frozenset(("name", "dtype", "file_offset", "size"))
 
 #: Field of the header -> what the engine's documents call it.
-_HEADER_KEYS = {
-    "num_layers": "num_layers",
-    "hidden_size": "embed_dim",
-    "num_heads": "num_heads",
-    "num_kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "ffn_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "context_length": "context_length",
-    "num_merges": "num_merges",
-    "total_vocab_bytes": "total_vocab_bytes",
-}
+_HEADER_KEYS = {**slots.WORDS, **{count: count for count in _COUNTS}}
 
 
 def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None) -> None:

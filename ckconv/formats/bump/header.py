@@ -12,7 +12,7 @@ from typing import Any
 from ckconv.core.config import MAX_LAYERS
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, F32, DType, Kind
-from ckconv.core.tensors import Checksum, Extent, StoredTensor, Tensor, with_layer
+from ckconv.core.tensors import HEAD, Checksum, Extent, with_layer
 from ckconv.errors import Faults, InputError, counted, listed, quoted
 from ckconv.formats.bump import slots
 from ckconv.formats.bump.sidefiles import described_table
@@ -405,29 +405,10 @@ def extent_error(path: Path, placed: list[slots.Placed], size: int) -> InputErro
     )
 
 
-def stored_of(path: Path, placed: slots.Placed) -> StoredTensor:
-    """Stored form of a slot, or of one of its parts."""
-    name = placed.canonical or placed.slot_name
-    return StoredTensor(name, placed.dtype, placed.shape, Extent(path, placed.offset, placed.nbytes))
-
-
-def tensor_of(path: Path, placed: slots.Placed) -> Tensor:
-    """The canonical tensor in a slot."""
-    return Tensor(
-        placed.canonical,
-        placed.slot_name,
-        placed.dtype,
-        placed.shape,
-        (Extent(path, placed.offset, placed.nbytes),),
-        placed.layout,
-        may_be_absent=placed.slot.zero_if_absent,
-    )
-
-
 def tensors_of(path: Path, placed: Iterable[slots.Placed]) -> dict[str, Any]:
     """Fields of an index about tensors that are stored under canonical names."""
-    tensors = {item.canonical: tensor_of(path, item) for item in placed}
-    stored = tuple(stored_of(path, item) for item in placed)
+    tensors = {item.canonical: item.tensor(path) for item in placed}
+    stored = tuple(item.stored(path) for item in placed)
     return {"stored": stored, "tensors": tensors, "canonical_of": {name: (name,) for name in tensors}}
 
 
@@ -468,12 +449,12 @@ class Flavour(NamedTuple):
     own_q4_k: bool = False
 
 
-A = Flavour("A", slots.SLOTS_A, ("v3", "v4"), interleaved=False)
-B = Flavour("B", slots.SLOTS_C)
-C = Flavour("C", slots.SLOTS_C, tokenizer_fields=True)
-D = Flavour("D", slots.SLOTS_V5, extended=True, tokenizer_fields=True)
-E = Flavour("E", slots.SLOTS_E, ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
-F = E._replace(name="F", slots=slots.SLOTS_F)
+A = Flavour("A", slots.TABLES["A"], ("v3", "v4"), interleaved=False)
+B = Flavour("B", slots.TABLES["C"])
+C = Flavour("C", slots.TABLES["C"], tokenizer_fields=True)
+D = Flavour("D", slots.TABLES["5"], extended=True, tokenizer_fields=True)
+E = Flavour("E", slots.TABLES["E"], ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
+F = E._replace(name="F", slots=slots.TABLES["F"])
 
 #: The layouts of each version, in the order in which they are tried.
 FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E, F), 5: (D, E, F)}
@@ -484,7 +465,12 @@ FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E, F), 5: (D, E, F)}
 #: What the scripts round up to: 16 elements, or a K-quant's block.
 _CONTEXT_STEPS = (slots.ALIGN_ELEMENTS, 256)
 
-_POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
+_POST_NORMS = frozenset({"layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight"})
+
+#: Of the coded optional slots a model has the head or not, and both norms behind the blocks or neither.
+CODED: tuple[frozenset[str], ...] = tuple(
+    norms | head for norms in (frozenset[str](), _POST_NORMS) for head in (frozenset[str](), frozenset({HEAD}))
+)
 
 
 _BY_MANIFEST = f"{MANIFEST_NAME}, which names every entry, has to lie beside a file of the engine's safetensors scripts"
@@ -587,13 +573,8 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
 
 
 def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
-    """The lengths that a layout's dtype table may have.
-
-    Of the coded optional slots a model has the head or not, and both norms behind the blocks or neither.
-    """
-    choices: tuple[set[str], ...] = (set(), set(_POST_NORMS))
-    heads: tuple[set[str], ...] = (set(), {"output.weight"})
-    tables = [slots.with_optional(flavour.slots, norms | head) for norms in choices for head in heads]
+    """The lengths that a layout's dtype table may have."""
+    tables = [slots.with_optional(flavour.slots, coded) for coded in CODED]
     lengths = {slots.table_entries(table, num_layers) for table in tables}
     if not flavour.table_by_slot:  # 8 weights a layer in the scripts that are known, 10 with the norms of Q and K
         lengths |= {2 + per_layer * num_layers + head for per_layer in (8, 10) for head in (0, 1)}
@@ -634,12 +615,7 @@ def _faults(h: slots.HeaderV4) -> Iterator[str]:
         yield f"aligned_context {h.aligned_context} is not context {h.context_length} rounded up"
 
 
-#: Field of a header -> what the format calls it; of one that is rounded up, that, and the rounded one.
-_NUMBERS = {
-    "num_layers": "num_layers", "vocab_size": "vocab_size", "hidden_size": "embed_dim", "ffn_size": "intermediate_size",
-    "context_length": "context_length", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-}  # fmt: skip
+#: Field of a header that is rounded up -> what the format calls it, and the rounded one.
 ROUNDED = {
     "hidden_size": ("embed", "aligned_hidden"), "head_dim": ("head", "aligned_head"),
     "ffn_size": ("intermediate", "aligned_ffn"), "context_length": ("context", "aligned_context"),
@@ -653,7 +629,8 @@ def check_numbers(path: Path, header: slots.HeaderV3 | slots.HeaderV4, others: I
         others: what else is wrong with them.
     """
     said = header._asdict()
-    faults = [f"{name} is {said[it]}" for it, name in _NUMBERS.items() if it in said and not 0 < said[it] < 1 << 31]
+    sizes = {field: number for field, number in said.items() if field in slots.WORDS}
+    faults = [f"{slots.WORDS[field]} is {number}" for field, number in sizes.items() if not 0 < number < 1 << 31]
     if header.num_layers > MAX_LAYERS:
         faults.append(f"num_layers is {header.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
     if header.model_type != 1:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind, without_sections
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.options import Options
-from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families import catalog
 from ckconv.families.names import GGUF, names_of, part_hint
@@ -464,15 +464,7 @@ class BumpPlanner(Planner):
         )
         steps = []
         for item in placed:
-            target = Tensor(
-                item.canonical,
-                item.slot_name,
-                item.dtype,
-                item.shape,
-                (Extent(self.index.path, item.offset, item.nbytes),),
-                item.layout,
-                may_be_absent=item.slot.zero_if_absent,
-            )
+            target = item.tensor(self.index.path)
             source = self.tensors.get(item.canonical)
             conversion = None
             if source is not None:

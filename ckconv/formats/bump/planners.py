@@ -227,7 +227,7 @@ class Bump3Planner(BumpPlanner):
 
     engine = slots.GENERATED
     version = 3
-    table = slots.SLOTS_V3
+    table = slots.TABLES["3"]
     data_start = slots.HEADER_BYTES
     step = slots.ALIGN_ELEMENTS
 
@@ -348,7 +348,7 @@ class Bump5Planner(BumpPlanner):
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)
-        self.slots = sidefiles.table_of(self.family, self.config.scope) or slots.SLOTS_V5
+        self.slots = sidefiles.table_of(self.family, self.config.scope) or slots.TABLES["5"]
         self.table = slots.with_optional(self.slots, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:

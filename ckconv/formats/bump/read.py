@@ -13,7 +13,7 @@ from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
-from ckconv.core.tensors import Checksum, Extent, TensorIndex, with_layer
+from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex, with_layer
 from ckconv.errors import InputError, UnsupportedError, an, counted, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
@@ -37,6 +37,7 @@ from ckconv.formats.bump.ages import (
     template_interleaves,
 )
 from ckconv.formats.bump.header import (
+    CODED,
     MANIFEST_NAME,
     ROUNDED,
     Bump5File,
@@ -60,7 +61,6 @@ from ckconv.formats.bump.header import (
     read_table,
     relocated,
     slots_named,
-    stored_of,
     tensors_of,
     types_of,
 )
@@ -75,8 +75,6 @@ from ckconv.tokenizer.vocabulary import MERGE_BYTES
 # numbering of the types and optional slots without a code, the one that ends where the payload ends.
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
-_POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
-_HEAD = "output.weight"
 
 #: The type of each of the manifest's words.
 _TYPES = {word: DTYPES[name] for name, word in slots.TYPE_WORDS.items()}
@@ -164,7 +162,7 @@ def resolve(
             raise extent_error(path, placed, file.end) if item is None else misfit_error(path, item)
         return closest
     flavour = file.flavours[0]
-    table = slots.with_optional(flavour.slots, next(iter(_coded(flavour, file)), set()))
+    table = slots.with_optional(flavour.slots, next(iter(_coded(flavour, file)), frozenset()))
     raise code_error(path, table, file.codes, file.header.num_layers, file.start - len(file.codes))
 
 
@@ -264,21 +262,20 @@ def _uniform(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: s
     return {with_layer(slot.name, n): F32 if slot.fp32 else matrix for slot, n in slots.slots_of(table, num_layers)}
 
 
-def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
+def _coded(flavour: Flavour, file: Bump5File) -> Iterator[frozenset[str]]:
     """The coded optional slots that make the dtype table as long as it is."""
     if not flavour.table_by_slot:
-        yield from (set(), {_HEAD})
+        yield from (frozenset(), frozenset({HEAD}))
         return
-    for norms, head in product((set[str](), set(_POST_NORMS)), (set[str](), {_HEAD})):
-        if slots.table_entries(slots.with_optional(flavour.slots, norms | head), file.header.num_layers) == len(
-            file.codes
-        ):
-            yield norms | head
+    for coded in CODED:
+        table = slots.with_optional(flavour.slots, coded)
+        if slots.table_entries(table, file.header.num_layers) == len(file.codes):
+            yield coded
             return
 
 
 def _by_size(
-    path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
+    path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: frozenset[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
     """Likeliest layout for each numbering: the first of the file's size."""
     keys = {slots.key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
@@ -439,7 +436,7 @@ def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
     check_reserved(path, header.reserved, 0x60)
     check_numbers(path, header, _faults(header))
     layers = header.num_layers
-    codes = read_table(path, source, slots.HEADER_BYTES, {slots.table_entries(slots.SLOTS_V3, layers)}, layers)
+    codes = read_table(path, source, slots.HEADER_BYTES, {slots.table_entries(slots.TABLES["3"], layers)}, layers)
     return Bump3File(header, codes, source.size)
 
 
@@ -458,9 +455,9 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     checksums = (Checksum("payload", payload, header.sha256),)
     bare = TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
     if config is None:
-        if all(types_of(slots.SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
+        if all(types_of(slots.TABLES["3"], codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
             raise code_error(
-                path, slots.SLOTS_V3, codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
+                path, slots.TABLES["3"], codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
             )
         return replace(bare, incomplete=sidefiles.without_config(path))
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
@@ -511,16 +508,16 @@ def _resolve_codes(
     Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
     rest, because a block of 144 bytes and one of 210 never give the same total for one model.
     """
-    check_room(path, slots.SLOTS_V3, g, size)
+    check_room(path, slots.TABLES["3"], g, size)
     start = slots.HEADER_BYTES + slots.TABLE_LENGTH.size
     fitting: dict[str, list[slots.Placed]] = {}
     plausible: dict[str, list[slots.Placed]] = {}
     cut: slots.Placed | None = None
     for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
-        types = types_of(slots.SLOTS_V3, codes, g.num_layers, numbering)
+        types = types_of(slots.TABLES["3"], codes, g.num_layers, numbering)
         if types is None:
             continue
-        placed = slots.place(slots.SLOTS_V3, g, by_slot(types), start=start + len(codes), interleaved=interleaved)
+        placed = slots.place(slots.TABLES["3"], g, by_slot(types), start=start + len(codes), interleaved=interleaved)
         cut = misfit(placed)
         if cut:
             continue
@@ -530,7 +527,7 @@ def _resolve_codes(
     if cut and not plausible:
         raise misfit_error(path, cut)
     if not plausible:
-        raise code_error(path, slots.SLOTS_V3, codes, g.num_layers, start)
+        raise code_error(path, slots.TABLES["3"], codes, g.num_layers, start)
     if not fitting:
         raise extent_error(path, next(iter(plausible.values())), size or 0)
     return next(iter(fitting.items()))
@@ -604,7 +601,7 @@ def index_bump5(
         "dtype_codes": resolved.numbering,
         "rope_layout": "interleaved" if interleaved else "split",
         "engines": ", ".join(still_right(_engines(own.get(KEY)), row_family(model.family).gguf, matrices)) or None,
-        "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
+        "tokenizer": tuple(p.stored(path) for p in placed if not p.canonical) or None,
     }
     if file.version == 4 and resolved.flavour is D:
         facts["note"] = slots.FOR_V7_AND_V8
@@ -618,8 +615,8 @@ def index_bump5(
         files=(path,),
         architecture=str(merged["model_type"]),
         config=model,
-        **{**tensors_of(path, known), "stored": tuple(stored_of(path, p) for p in tensors)},
-        unknown=tuple(stored_of(path, p) for p in foreign),
+        **{**tensors_of(path, known), "stored": tuple(p.stored(path) for p in tensors)},
+        unknown=tuple(p.stored(path) for p in foreign),
         metadata=merged,
         facts=facts,
         checksums=_checksums(path, file),
@@ -793,7 +790,9 @@ def _flat(path: Path) -> int | None:
 
     def nbytes(layers: int) -> int:
         own = g._replace(num_layers=layers)
-        return sum(item.nbytes for item in slots.place(slots.SLOTS_V3, own, lambda *_: F32, start=0, interleaved=False))
+        return sum(
+            item.nbytes for item in slots.place(slots.TABLES["3"], own, lambda *_: F32, start=0, interleaved=False)
+        )
 
     return nbytes(1) + (layers - 1) * (nbytes(2) - nbytes(1))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, DType, Kind, Layout, column_blocks, headed, plain, shifted
-from ckconv.core.tensors import matrix_of, with_layer
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, matrix_of, with_layer
 from ckconv.families import catalog, names, schema, sizes
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
 from ckconv.families.parameters import scope_of
@@ -77,6 +78,18 @@ ALIGN_ELEMENTS = 16
 
 #: The model_type field has one value ("legacy").
 MODEL_TYPE = 1
+
+#: Size in a header -> what the engine's documents call it, in the order of its manifest.
+WORDS: dict[str, str] = {
+    "num_layers": "num_layers",
+    "hidden_size": "embed_dim",
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "ffn_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "context_length": "context_length",
+}
 
 # Offsets of what follows the magic: 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden,
 # 0x1C context, 0x20 heads, 0x24 head size, 0x28 aligned hidden, 0x30 aligned head size, 0x38 aligned context,
@@ -213,10 +226,7 @@ def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
     return {f"header.{name}": value for name, value in header._asdict().items() if name not in _NOT_OF_THE_MODEL}
 
 
-# What lies in a bump file and in which order: one table of slots a layout. Versions differ in tables, not in code.
-#
-# Sources: as in :mod:`ckconv.formats.bump.slots`; for the layouts A, B, C and E of version 4 the scripts named at each
-# table.
+# What lies in a bump file and in which order: one table of slots a layout, ``layouts.toml``.
 
 
 class Part(NamedTuple):
@@ -256,110 +266,29 @@ class Slot(NamedTuple):
 SlotTable = tuple[tuple[Slot, ...], tuple[Slot, ...], tuple[Slot, ...]]
 
 
-def _matrix(name: str, *parts: tuple[str, str], optional: bool = False) -> Slot:
-    return Slot(name, tuple(Part(*part) for part in parts), optional=optional)
+def _slot(name: str, row: Mapping[str, Any]) -> Slot:
+    return Slot(**{**row, "name": name, "parts": tuple(Part(*part) for part in row.get("parts", ()))})
 
 
-def _vector(name: str, canonical: str, layout: str, *, optional: bool = False, coded: bool = True) -> Slot:
-    return Slot(name, (Part(canonical, layout),), fp32=True, optional=optional, coded=coded)
+_DATA = table_of(Path(__file__).with_name("layouts.toml"))
+_SLOTS = {
+    key: _slot(prefix + row.get("name", key), row)
+    for section, prefix in (("model", ""), ("layer", "layer.{n}."))
+    for key, row in _DATA[section].items()
+}
 
+#: Layout -> its slots.
+TABLES: Mapping[str, SlotTable] = {
+    layout: (
+        tuple(_SLOTS[key] for key in row["before"]),
+        tuple(_SLOTS[key] for key in row["layer"]),
+        tuple(_SLOTS[key] for key in row["behind"]),
+    )
+    for layout, row in _DATA["layouts"].items()
+}
 
-def _bias(name: str, *parts: tuple[str, str]) -> Slot:
-    return Slot(name, tuple(Part(*part) for part in parts), fp32=True, zero_if_absent=True)
-
-
-def _content(name: str, dtype: str) -> Slot:
-    return Slot(name, (), optional=True, coded=False, content=dtype)
-
-
-_TOKEN_EMB = _matrix("token_emb", ("token_embedding.weight", "embedding"))
-_POS_EMB = _bias("pos_emb", ("position_embedding.weight", "positions"))
-_LN1 = _vector("layer.{n}.ln1_gamma", "layers.{n}.attention_norm.weight", "hidden_vector")
-_LN2 = _vector("layer.{n}.ln2_gamma", "layers.{n}.ffn_norm.weight", "hidden_vector")
-_WQ = _matrix("layer.{n}.wq", ("layers.{n}.attention.q.weight", "q_rows"))
-_BQ = _bias("layer.{n}.bq", ("layers.{n}.attention.q.bias", "q_vector"))
-_WK = _matrix("layer.{n}.wk", ("layers.{n}.attention.k.weight", "k_rows"))
-_BK = _bias("layer.{n}.bk", ("layers.{n}.attention.k.bias", "k_vector"))
-_WV = _matrix("layer.{n}.wv", ("layers.{n}.attention.v.weight", "v_rows"))
-_BV = _bias("layer.{n}.bv", ("layers.{n}.attention.v.bias", "v_vector"))
-_WO_PACKED = _matrix("layer.{n}.wo", ("layers.{n}.attention.output.weight", "attention_output"))
-_WO_FLAT = _matrix("layer.{n}.wo", ("layers.{n}.attention.output.weight", "attention_output_flat"))
-_BO = _bias("layer.{n}.bo", ("layers.{n}.attention.output.bias", "hidden_vector"))
-_W1 = _matrix("layer.{n}.w1", ("layers.{n}.ffn.gate.weight", "ffn_rows"), ("layers.{n}.ffn.up.weight", "ffn_rows"))
-_B1 = _bias("layer.{n}.b1", ("layers.{n}.ffn.gate.bias", "ffn_vector"), ("layers.{n}.ffn.up.bias", "ffn_vector"))
-_W2 = _matrix("layer.{n}.w2", ("layers.{n}.ffn.down.weight", "down_rows"))
-_B2 = _bias("layer.{n}.b2", ("layers.{n}.ffn.down.bias", "hidden_vector"))
-_FINAL = _vector("final_ln_weight", "output_norm.weight", "hidden_vector")
-_FINAL_BIAS = _bias("final_ln_bias", ("output_norm.bias", "hidden_vector"))
-_HEAD = _matrix("output.weight", ("output.weight", "embedding"), optional=True)
-_LM_HEAD = _HEAD._replace(name="lm_head_weight")
-# Slots of families that have them. The norms of Q and K never have a byte in the dtype table, the others do.
-_Q_NORM = _vector("layer.{n}.q_norm", "layers.{n}.attention.q_norm.weight", "head_vector", optional=True, coded=False)
-_K_NORM = _vector("layer.{n}.k_norm", "layers.{n}.attention.k_norm.weight", "head_vector", optional=True, coded=False)
-_POST_ATTENTION = _vector(
-    "layer.{n}.post_attention_norm", "layers.{n}.post_attention_norm.weight", "hidden_vector", optional=True
-)
-_POST_FFN = _vector("layer.{n}.post_ffn_norm", "layers.{n}.post_ffn_norm.weight", "hidden_vector", optional=True)
-
-_OFFSETS, _STRINGS = _content("vocab_offsets", "I32"), _content("vocab_strings", "U8")
-_SCORES, _TYPES = _content("vocab_scores", "F32"), _content("vocab_types", "U8")
-_MERGES = _content("vocab_merges", "I32")
-
-#: Tokenizer content in file order. Strings are UTF-8 with a NUL after each; merges are triples of token ids.
-CONTENT: tuple[Slot, ...] = (_OFFSETS, _STRINGS, _SCORES, _TYPES, _MERGES)
-
-#: ``convert_gguf_to_bump.py`` and the loader of BUMPWGT3.
-SLOTS_V3: SlotTable = (
-    (_TOKEN_EMB, _POS_EMB),
-    (_LN1, _LN2, _WQ, _BQ, _WK, _BK, _WV, _BV, _WO_PACKED, _BO, _W1, _B1, _W2, _B2),
-    (_FINAL, _FINAL_BIAS),
-)
-
-#: Layout A, ``scripts/convert_{gguf,hf}_to_bump_v4.py``: no biases, no positions, the norms beside what they feed.
-SLOTS_A: SlotTable = (
-    (_TOKEN_EMB,),
-    (_LN1, _WQ, _WK, _WV, _WO_PACKED, _LN2, _W1, _W2),
-    (_FINAL, _LM_HEAD),
-)
-
-#: Layouts B and C, ``scripts/v6/`` and ``scripts/v6.5/``: as version 3 with flat Wo; C may hold a tokenizer.
-SLOTS_C: SlotTable = (
-    (_TOKEN_EMB, *CONTENT, _POS_EMB),
-    (_LN1, _LN2, _WQ, _BQ, _WK, _BK, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
-    (_FINAL, _FINAL_BIAS),
-)
-
-#: Version 5 and layout D of version 4, ``convert_gguf_to_bump_v7.py``. RoPE models have a code for positions, and no
-#: positions.
-SLOTS_V5: SlotTable = (
-    (_TOKEN_EMB, _HEAD, *CONTENT, _POS_EMB._replace(stored=False)),
-    (
-        *(_LN1, _LN2, _POST_ATTENTION, _POST_FFN),
-        *(_WQ, _BQ, _Q_NORM, _WK, _BK, _K_NORM, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
-    ),
-    (_FINAL, _FINAL_BIAS),
-)
-
-#: Layout E, ``convert_hf_to_bump_v7.py``: its dtype table follows another list of weights, so no slot has a code here.
-SLOTS_E: SlotTable = (
-    (_TOKEN_EMB, _OFFSETS, _STRINGS, _MERGES),
-    (_LN1, _Q_NORM._replace(optional=False), _K_NORM._replace(optional=False), _WQ, _WK, _WV, _WO_FLAT, _LN2, _W1, _W2),
-    (_FINAL, _LM_HEAD),
-)
-
-#: Layout F, ``convert_hf_to_bump_v6_6.py``: without norms of Q and K, those of a Qwen 3 too, and Wo by heads.
-SLOTS_F: SlotTable = (
-    SLOTS_E[0],
-    (_LN1, _WQ, _WK, _WV, _WO_PACKED, _LN2, _W1, _W2),
-    SLOTS_E[2],
-)
-
-#: Models that were trained in the engine: of entries that are found by name and offset, in no order.
-SLOTS_TRAINED: SlotTable = (
-    (_TOKEN_EMB, _HEAD._replace(optional=False)),
-    (_LN1, _LN2, _WQ, _BQ, _Q_NORM, _WK, _BK, _K_NORM, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
-    (_FINAL,),
-)
+#: Tokenizer content in file order.
+CONTENT = tuple(slot for slot in _SLOTS.values() if slot.content)
 
 #: Block types that have a number in a dtype table.
 BLOCKS = tuple(dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.bump_v4 is not None)
@@ -406,7 +335,9 @@ def own_slots(
         Slot(f"layer.{{n}}.{name}", tuple(Part(tensor, CANONICAL) for tensor in tensors), fp32, layers=layers)
         for name, tensors, fp32, layers in entries
     )
-    return (_TOKEN_EMB, _HEAD), tuple(layer), (_FINAL, *((_FINAL_BIAS,) if final_bias else ()), *CONTENT)
+    before = _SLOTS["token_emb"], _SLOTS["output.weight"]
+    norm = [_SLOTS["final_ln_weight"], *([_SLOTS["final_ln_bias"]] if final_bias else [])]
+    return before, tuple(layer), (*norm, *CONTENT)
 
 
 def key_of(slot: Slot) -> str:
@@ -571,6 +502,23 @@ class Placed(NamedTuple):
     layout: Layout
     offset: int
     nbytes: int
+
+    def stored(self, path: Path) -> StoredTensor:
+        """Stored form of a slot, or of one of its parts."""
+        name = self.canonical or self.slot_name
+        return StoredTensor(name, self.dtype, self.shape, Extent(path, self.offset, self.nbytes))
+
+    def tensor(self, path: Path) -> Tensor:
+        """The canonical tensor in a slot."""
+        return Tensor(
+            self.canonical,
+            self.slot_name,
+            self.dtype,
+            self.shape,
+            (Extent(path, self.offset, self.nbytes),),
+            self.layout,
+            may_be_absent=self.slot.zero_if_absent,
+        )
 
 
 def slots_of(table: SlotTable, num_layers: int) -> Iterator[tuple[Slot, int | None]]:

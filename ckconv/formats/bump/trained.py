@@ -121,7 +121,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
     }
     kept = manifest._replace(entries={name: e for name, e in manifest.entries.items() if name not in unused})
     model = _config(path, config, family)
-    table, faults = header.slots_named(kept, slots.SLOTS_TRAINED, model.num_layers)
+    table, faults = header.slots_named(kept, slots.TABLES["trained"], model.num_layers)
     if faults:
         raise header.mismatch_error(faults, path)
     interleaved = _interleaved(path, document, config, family)
@@ -315,7 +315,7 @@ class TrainedPlanner(BumpPlanner):
         # A head that is the embedding is a head: it is trained apart.
         super().__init__(_as_trained(index), options, source._replace(head_is_embedding=False))
         self._as_read = index
-        self.table = slots.with_optional(slots.SLOTS_TRAINED, used(self.family, slots.TRAINED))
+        self.table = slots.with_optional(slots.TABLES["trained"], used(self.family, slots.TRAINED))
 
     def _check_engine(self) -> None:
         c = self.config

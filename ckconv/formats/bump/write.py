@@ -13,7 +13,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.families import catalog, parameters, schema
-from ckconv.formats.bump import slots
+from ckconv.formats.bump import header, sidefiles, slots
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
 from ckconv.plan.steps import Container, Frame, Step
 
@@ -84,7 +84,6 @@ def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 
 def manifest(facts: Facts) -> dict[str, Any]:
     """``weights_manifest.json``."""
-    g = facts.geometry
     row = facts.family.engines.get(slots.TEMPLATED)
     names = {step.target.name for step in facts.steps if step.source is not None}
     template = {"template": found} if (found := _template(facts)) else {}
@@ -105,14 +104,7 @@ def manifest(facts: Facts) -> dict[str, Any]:
         "special_tokens": dict(facts.special_tokens) or None,
         "tokenizer_contract": None,
         "chat_contract": None,
-        "num_layers": g.num_layers,
-        "embed_dim": g.hidden,
-        "num_heads": g.heads,
-        "num_kv_heads": g.kv_heads,
-        "head_dim": g.head,
-        "intermediate_size": g.ffn,
-        "vocab_size": g.vocab,
-        "context_length": g.context,
+        **_words(facts.geometry),
         "has_attention_biases": "layers.0.attention.q.bias" in names,
         "has_qk_norm": "layers.0.attention.q_norm.weight" in names,
         "num_merges": facts.num_merges,
@@ -176,18 +168,8 @@ def _template(facts: Facts) -> dict[str, Any]:
 
 def _hyperparameters(config: ModelConfig, g: slots.Geometry) -> dict[str, Any]:
     """Sizes and constants under Hugging Face's keys."""
-    return {
-        "num_hidden_layers": g.num_layers,
-        "hidden_size": g.hidden,
-        "intermediate_size": g.ffn,
-        "num_attention_heads": g.heads,
-        "num_key_value_heads": g.kv_heads,
-        "head_dim": g.head,
-        "vocab_size": g.vocab,
-        "max_position_embeddings": g.context,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-    }
+    said = {**_words(g), "rms_eps": config.norm_eps, "rope_theta": config.rope_theta}
+    return {theirs: said[ours] for ours, theirs in header.HUGGINGFACE_KEYS.items() if ours in said}
 
 
 def config_json(facts: Facts) -> dict[str, Any]:
@@ -256,6 +238,12 @@ def _sizes(g: slots.Geometry) -> dict[str, Any]:
     return {**dict(zip(slots.SIZES, g, strict=True)), "aligned_context": slots.align(g.context)}
 
 
+def _words(g: slots.Geometry) -> dict[str, Any]:
+    """Sizes of a geometry, as the engine's documents call them."""
+    sizes = _sizes(g)
+    return {word: sizes[field] for field, word in slots.WORDS.items()}
+
+
 def header3(bump: Bump3, sha256: bytes) -> slots.HeaderV3:
     """The first 128 bytes, once the digest of all others is known."""
     sizes = _sizes(bump.geometry)
@@ -282,10 +270,6 @@ def config_json3(bump: Bump3) -> bytes:
 
 
 # The bytes of a BUMPWGT5 or BUMPWGT4 file that are not tensors, and the files beside it.
-
-#: What the engine's builder works from, and what its loader maps from; the map must lie in the bump's folder.
-MANIFEST_NAME = "weights_manifest.json"
-MAP_NAME = "weights_manifest.map"
 
 
 class Bump5(NamedTuple):
@@ -322,10 +306,10 @@ def container5(bump: Bump5) -> Container:
         (frame,),
         side_files={
             CONFIG_NAME: _json(bump.config_json),
-            MANIFEST_NAME: _json(bump.manifest),
-            MAP_NAME: manifest_map(bump.manifest),
+            header.MANIFEST_NAME: _json(bump.manifest),
+            sidefiles.MAP_NAME: manifest_map(bump.manifest),
         },
-        on_request=frozenset({MAP_NAME}),
+        on_request=frozenset({sidefiles.MAP_NAME}),
         keys={**slots.fields_of(header5(bump, bytes(32))), "dtype table": bump.codes, **bump.tokenizer},
         inside={slots.FOOTER_NAME: bump.metadata[: -slots.FOOTER.size]} if bump.metadata else {},
     )
