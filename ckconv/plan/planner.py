@@ -16,7 +16,7 @@ from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
-from ckconv.errors import an, counted, quoted, shown
+from ckconv.errors import an, and_more, counted, quoted, shown
 from ckconv.families import catalog, huggingface_classes
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.keys import CONSUMERS, MLX_LM, READERS, TRANSFORMERS, Parameter
@@ -181,6 +181,8 @@ class Planner(ABC):
             )
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
+        self._faults: dict[tuple[str, str], list[str]] = {}
+        self._groups: Counter[str] = Counter()
         self.changes: tuple[Change, ...] = ()
         if options.dtype == "source" and not (options.dequantize or options.decode):
             self.refuse("--dtype source is the type of matrices that are decoded", "--dequantize decodes them all")
@@ -240,6 +242,23 @@ class Planner(ABC):
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""
         self.reasons.append(Reason(text, hint))
+
+    def fault(self, why: str, hint: str, name: str, groups: int = 0) -> None:
+        """Note a reason against a tensor, which may be one against several.
+
+        Args:
+            groups: how many of its groups the reason counts, where it is of those.
+        """
+        self._faults.setdefault((why, hint), []).append(name)
+        self._groups[why] += groups
+
+    def refuse_faults(self) -> None:
+        """Refuse what :meth:`fault` has noted since."""
+        for (why, hint), names in self._faults.items():
+            count = f"{self._groups[why]:,} " if self._groups[why] else ""
+            self.refuse(f"{count}{why}: {and_more(names)}", hint)
+        self._faults.clear()
+        self._groups.clear()
 
     def refused(self) -> Plan:
         """The plan of a model that cannot be held."""

@@ -15,7 +15,7 @@ from ckconv.core.late import Floats, NamedTuple, table_of
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.core.tensors import Tensor
-from ckconv.errors import UsageError, and_more, counted, missing_package
+from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES
 from ckconv.quant.convert import (
     GGML_TYPES,
@@ -426,29 +426,24 @@ class Quantized:
 
     def _check(self, asked: Asked, placed: Sequence[Placed], given: Mapping[str, DType]) -> None:
         planner = self._planner
-        why: dict[tuple[str, str], list[str]] = {}
         fallen: dict[str, list[str]] = {}
         for item in placed:
             dtype = self.types.get(item.matrix.name)
             if dtype is None:
                 continue
             for part in item.parts:
-                for reason in _reasons(planner, part, dtype):
-                    why.setdefault(reason, []).append(part.source)
+                for why, hint in _reasons(planner, part, dtype):
+                    planner.fault(why, hint, part.source)
             if self._needs_importance(asked, dtype, item.matrix.name) and item.matrix.name not in self._importance:
-                reason = (
-                    f"{dtype} needs an importance matrix, and there is none for it",
-                    "--imatrix FILE names one",
-                )
-                why.setdefault(reason, []).append(item.matrix.name)
+                why = f"{dtype} needs an importance matrix, and there is none for it"
+                planner.fault(why, "--imatrix FILE names one", item.matrix.name)
             wanted = given.get(item.matrix.name)
             columns, block = item.matrix.shape[-1], (wanted or _base(asked)).block
             if columns % block:
                 fate = "stay floats" if item.matrix.name in self._left else f"become {dtype}"
                 text = f"rows of {columns:,} are not whole blocks of {block:,} and {fate}"
                 fallen.setdefault(text, []).append(item.matrix.name)
-        for (text, hint), told in why.items():
-            planner.refuse(f"{text}: {and_more(told)}", hint)
+        planner.refuse_faults()
         for text, told in fallen.items():
             planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
         for dtype in {dtype.name: dtype for dtype in self.types.values()}.values():

@@ -11,7 +11,7 @@ from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, s
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Tensor, TensorIndex, is_bias, parse, with_layer
-from ckconv.errors import an, and_more
+from ckconv.errors import an
 from ckconv.families import catalog
 from ckconv.families.names import GGUF, names_of, part_hint
 from ckconv.formats.bump import slots
@@ -35,7 +35,6 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
-    spoiled: dict[str, list[str]] = {}
     kept: set[str] = set()
     for slot, layer in slots.slots_of(planner.table, planner.config.num_layers):
         name = with_layer(slot.name, layer)
@@ -53,7 +52,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
                 dtype, why = _type(planner, tensor, slot)
             looked = why or given is not None or planner.decoded(tensor)
             if looked and side_by_side(tensor.dtype) and (wrong := planner.unsound(tensor)):
-                spoiled.setdefault(wrong, []).append(tensor.source)
+                planner.fault(wrong, ORIGINAL, tensor.source)
             elif why:
                 refused.setdefault(why, []).append(tensor)
             elif tensor.dtype.block > 1 and not planner.decoded(tensor):
@@ -64,8 +63,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
         types[name] = chosen[0] if chosen else F32
         if len(set(chosen)) > 1:
             mixed.setdefault(f"gate and up share one type in {slot.name}", []).append([*zip(here, chosen, strict=True)])
-    for why, names in spoiled.items():
-        planner.refuse(f"{why}: {and_more(names)}", ORIGINAL)
+    planner.refuse_faults()
     for why, tensors in refused.items():
         _refuse_blocks(planner, why, tensors, kept, tensors[0].source)
     for why, pairs in mixed.items():

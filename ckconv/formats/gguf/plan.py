@@ -114,8 +114,6 @@ def types_of(
         same_format: the source is a GGUF: what it holds can be held.
     """
     chosen: list[DType] = []
-    refused: dict[tuple[str, str], list[str]] = {}
-    groups: Counter[str] = Counter()
     for entry in entries:
         types: list[DType] = [] if entry.parts else [F32]
         for part in entry.parts:
@@ -125,20 +123,17 @@ def types_of(
             if looked and side_by_side(part.dtype) and (why := planner.unsound(part)):
                 choice = _Choice(choice.dtype, why, ORIGINAL)
             if choice.why:
-                refused.setdefault((choice.why, choice.hint), []).append(part.source)
-                groups[choice.why] += choice.groups
+                planner.fault(choice.why, choice.hint, part.source, choice.groups)
             elif why := apart([part], entry.layout, choice.dtype):
-                refused.setdefault((why, DECODE), []).append(part.source)
+                planner.fault(why, DECODE, part.source)
             types.append(choice.dtype)
         if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.dtype == "engine":
             types = [F32]
         if len(set(types)) > 1:
             mixed = " and ".join(f"{part.source} is {part.dtype}" for part in entry.parts)
-            refused.setdefault((f"the parts of {entry.name} share one type", DECODE), []).append(mixed)
+            planner.fault(f"the parts of {entry.name} share one type", DECODE, mixed)
         chosen.append(types[0])
-    for (why, hint), names in refused.items():
-        count = f"{groups[why]:,} " if groups[why] else ""
-        planner.refuse(f"{count}{why}: {and_more(names)}", hint)
+    planner.refuse_faults()
     return chosen
 
 

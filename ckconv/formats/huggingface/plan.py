@@ -290,7 +290,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         dtype = packed_as(self.options.pack, tensor, number, middle=middle)
         why = (_NO_ZERO, DECODE) if count else self._unpackable(tensor, dtype)
         if why:
-            self._fault(*why, tensor.source, count)
+            self.fault(*why, tensor.source, count)
         return dtype if dtype is not None and not why else tensor.dtype
 
     def _unpackable(self, tensor: Tensor, dtype: DType | None) -> tuple[str, str] | None:

@@ -206,13 +206,13 @@ class MlxPlanner(CheckpointPlanner):
         dtype = super().plain_type(name, source)
         # Source: ``dtype_from_safetensor_str`` of mlx/io/safetensors.cpp, 0.32.
         if dtype.kind is Kind.OPAQUE or dtype.name == "F64":
-            self._fault(f"mlx loads no {dtype} tensors", "--dtype f32" if dtype.name == "F64" else "", name)
+            self.fault(f"mlx loads no {dtype} tensors", "--dtype f32" if dtype.name == "F64" else "", name)
         return dtype
 
     def decoded_type(self, tensor: Tensor) -> DType:
         """As for any checkpoint, of matrices."""
         if side_by_side(tensor.dtype) and len(tensor.shape) < 2:  # FP8 is read as rows of a matrix, with their scales
-            self._fault(f"a vector of {tensor.dtype} is no matrix", ORIGINAL, tensor.source)
+            self.fault(f"a vector of {tensor.dtype} is no matrix", ORIGINAL, tensor.source)
         return super().decoded_type(tensor)
 
     def _block_type(self, tensor: Tensor) -> DType:
@@ -223,7 +223,7 @@ class MlxPlanner(CheckpointPlanner):
         """
         if triple_of(tensor.dtype) is not None:
             if self.index.format != self.format and (why := self.unsound(tensor)):
-                self._fault(why, ORIGINAL, tensor.source)
+                self.fault(why, ORIGINAL, tensor.source)
             return tensor.dtype
         asked = self.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
@@ -232,7 +232,7 @@ class MlxPlanner(CheckpointPlanner):
             why += nearest(tensor.dtype, mlx=True) if triple is None else ""
             if not decodable(tensor.dtype):
                 why = f"ckconv neither decodes {tensor.dtype} nor packs it for MLX"
-            self._fault(SCATTERED if scattered(tensor.dtype) else why, decode_hint(tensor.dtype), tensor.source)
+            self.fault(SCATTERED if scattered(tensor.dtype) else why, decode_hint(tensor.dtype), tensor.source)
             return tensor.dtype
         floats = is_fp8(tensor.dtype) or is_scaled(tensor.dtype)
         if floats and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
@@ -240,12 +240,12 @@ class MlxPlanner(CheckpointPlanner):
             if is_scaled(tensor.dtype):
                 why = "scales times the global scale are not E4M3 numbers, as MLX's nvfp4 wants them"
             if wrong := self.unsound(tensor):
-                self._fault(wrong, ORIGINAL, tensor.source)
+                self.fault(wrong, ORIGINAL, tensor.source)
             else:
-                self._fault(why, DECODE, tensor.source, count)
+                self.fault(why, DECODE, tensor.source, count)
             return tensor.dtype
         if not triple.quantization.divides(tensor.shape[-1]):
-            self._fault(f"rows are not whole groups of {triple.quantization}", DECODE, tensor.source)
+            self.fault(f"rows are not whole groups of {triple.quantization}", DECODE, tensor.source)
             return tensor.dtype
         return triple_type(triple)
 
@@ -258,7 +258,7 @@ class MlxPlanner(CheckpointPlanner):
                 continue
             if any(_is_among(kind, entry.name.removesuffix(".weight"), self._class) for kind in self._dense):
                 hint = self._but(self.tensors[entry.parts[0]]) if self.options.quantize else DECODE
-                self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
+                self.fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
 
     @cached_property
@@ -302,18 +302,19 @@ class MlxPlanner(CheckpointPlanner):
                 self._unfit.setdefault(text, []).append(entry.name)
         if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
             if word:
-                self._fault(why, self._but(parts[0]), entry.name)
+                self.fault(why, self._but(parts[0]), entry.name)
             chosen = None
         if chosen is not None and not chosen.divides(columns):
             engine = self.loader.name
             hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"
-            self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
+            self.fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
         if chosen is not None and chosen.mode == "nvfp4" and LEAST_NVFP4 not in self.notes:
             self.notes.append(LEAST_NVFP4)
         return {part.name: self._chosen(part, chosen, FLOATS.get(word)) for part in parts}
 
-    def _refuse_faults(self) -> None:
-        super()._refuse_faults()
+    def refuse_faults(self) -> None:
+        """Refuse rules of ``--quantize`` that name nothing, too."""
+        super().refuse_faults()
         for glob, word in asked_of(self.options.quantize).rules if self.options.quantize else ():
             if glob not in self._named:
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
@@ -332,13 +333,13 @@ class MlxPlanner(CheckpointPlanner):
             return source
         if source.kind is Kind.BLOCK and not self.decoded(tensor):
             why = f"--quantize rounds floats, and {source} is quantized already"
-            self._fault(why, "--dequantize decodes it first", tensor.source)
+            self.fault(why, "--dequantize decodes it first", tensor.source)
         number = F32 if source.kind is Kind.BLOCK else source
         number = number if asked in ("engine", "keep") else DTYPES[asked.upper()]
         if chosen is None:
             return plain or number
         if not chosen.has_biases and number is not source and source.kind is not Kind.BLOCK:
-            self._fault(f"{chosen.mode} is made of the source's own values", "leave out --dtype", tensor.source)
+            self.fault(f"{chosen.mode} is made of the source's own values", "leave out --dtype", tensor.source)
         return type_of(chosen, number)
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:

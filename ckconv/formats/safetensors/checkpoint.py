@@ -33,7 +33,7 @@ from ckconv.core.tensors import (
     parted,
     plain_tensor,
 )
-from ckconv.errors import an, and_more, counted
+from ckconv.errors import an, counted
 from ckconv.families import catalog
 from ckconv.families.canonical import as_head
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
@@ -421,8 +421,7 @@ class CheckpointPlanner(Planner):
         self.tied = True
         self.whole, self.beside = index, dict[str, bytes]()  # with what stands beside the text model, if anything does
         self.rope_scaling: Mapping[str, Any] | None = None
-        self._type_faults: dict[tuple[str, str], list[str]] = {}
-        self._counts, self.behind = Counter[str](), dict[str, Module]()
+        self.behind = dict[str, Module]()
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """Plan of the files, or reasons to refuse without files.
@@ -440,16 +439,10 @@ class CheckpointPlanner(Planner):
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = kept_modules(self) if kept else self._renamed()
-        self._refuse_faults()
+        self.refuse_faults()
         if not (modules or self.reasons):
             self.refuse("--drop leaves out every tensor")
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
-
-    def _refuse_faults(self) -> None:
-        """Refuse what the types of tensors cannot be."""
-        for (why, hint), names in self._type_faults.items():
-            count = f"{self._counts[why]:,} " if self._counts[why] else ""
-            self.refuse(f"{count}{why}: {and_more(names)}", hint)
 
     def keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""
@@ -508,11 +501,11 @@ class CheckpointPlanner(Planner):
             types = {self.types[part]: part for part in entry.parts}
             if len(types) > 1:
                 mixed = " and ".join(f"{part} is {dtype}" for dtype, part in types.items())
-                self._fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
+                self.fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
                 continue
             parts, dtype = [self.tensors[part] for part in entry.parts], next(iter(types))
             if why := apart(parts, entry.places[1] if entry.places else None, dtype):
-                self._fault(why, DECODE, entry.name)
+                self.fault(why, DECODE, entry.name)
             else:
                 modules.append(self._module(entry, parts, dtype))
         if self.options.names == "hf" and modules:
@@ -600,7 +593,7 @@ class CheckpointPlanner(Planner):
         """Linear layer behind the model."""
         dtype, blocks = tensor.dtype, tensor.dtype.kind is Kind.BLOCK
         if blocks and not self.decoded(tensor):
-            self._fault("sentence-transformers has linear layers of floats", decode_hint(dtype), tensor.source)
+            self.fault("sentence-transformers has linear layers of floats", decode_hint(dtype), tensor.source)
             return ()
         return linear_layer(tensor, self.decoded_type(tensor) if blocks else self.plain_type(tensor.source, dtype))
 
@@ -632,9 +625,9 @@ class CheckpointPlanner(Planner):
     def decoded_type(self, tensor: Tensor) -> DType:
         """The type that blocks are decoded to."""
         if not decodable(tensor.dtype):
-            self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
+            self.fault(f"no decoder for {tensor.dtype}", "", tensor.source)
         if why := self.unsound(tensor):
-            self._fault(why, ORIGINAL, tensor.source)
+            self.fault(why, ORIGINAL, tensor.source)
         return self.decoded_as(tensor)
 
     def plain_type(self, name: str, source: DType) -> DType:
@@ -644,24 +637,19 @@ class CheckpointPlanner(Planner):
             return source
         target = DTYPES[asked.upper()]
         if not writable(source, target):
-            self._fault(f"{source} cannot become {target} exactly", "", name)
+            self.fault(f"{source} cannot become {target} exactly", "", name)
         return target
 
     _module = staticmethod(module_of)
 
     def _block_type(self, tensor: Tensor) -> DType:
         what = f"matrices of {tensor.dtype}" if triple_of(tensor.dtype) else f"{tensor.dtype} type"
-        self._fault(f"{self.format} has no {what}", decode_hint(tensor.dtype), tensor.source)
+        self.fault(f"{self.format} has no {what}", decode_hint(tensor.dtype), tensor.source)
         return tensor.dtype
 
     def in_blocks(self, tensor: Tensor) -> bool:
         """The tensor is written in the form that its family has for blocks."""
         return False
-
-    def _fault(self, why: str, hint: str, name: str, count: int = 0) -> None:
-        """Note a reason against a type; ``count`` of groups, where it is of those."""
-        self._type_faults.setdefault((why, hint), []).append(name)
-        self._counts[why] += count
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
