@@ -28,6 +28,7 @@ from checkpoints import Decoder, save, save_gguf
 from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
 from test_floors import FILES, WRITES
+from test_quantize import save_dat
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 from whisper_cases import save as save_whisper
 
@@ -1071,6 +1072,120 @@ def test_a_gguf_has_no_key_that_nothing_says(key: str, value: object, tmp_path: 
         assert (status, key in printed) == (5, True), printed
 
 
+CARD = """---
+license: other
+license_name: tiny-license
+license_link: LICENSE
+language: [en, "no"]
+base_model: Some-Org/tiny-base-1b
+datasets: [one/set-of-texts, alone]
+tags: [chat, small]
+model_author: Somebody
+model_version: v2
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "bug"),
+    [
+        *(
+            (f"general.{key}", bug)
+            for key in (
+                *("license", "license.name", "license.link", "author", "version", "base_model.0.name"),
+                *("base_model.0.organization", "base_model.0.repo_url", "dataset.0.repo_url", "dataset.1.name"),
+            )
+            for bug in (keyed(f"general.{key}"), keyed(f"general.{key}", "another"))
+        ),
+        *((f"general.{key}", listed(f"general.{key}", lambda items: items[1:])) for key in ("languages", "tags")),
+        *((f"general.{key}.count", keyed(f"general.{key}.count", 3)) for key in ("base_model", "dataset")),
+        *(
+            (f"general.{key}", keyed_in(f"general.{key}", typed.scalar(kind, value)))
+            for key, kind, value in [
+                *[("organization", "str", "nobody's"), ("url", "str", "https://nowhere.example")],
+                *[("base_model.1.name", "str", "x"), ("sampling.temp", "f32", 3.0)],
+            ]
+        ),
+    ],
+)
+def test_a_gguf_says_what_the_card_of_its_source_does(key: str, bug: Bug, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / HF, tmp_path / "source"))
+    (source / "README.md").write_text(CARD)
+    with broken(MADE, bug) as calls:
+        status, printed = command("convert", str(source), f"{tmp_path}/m.gguf")
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+        assert command("convert", str(source), f"{tmp_path}/m.gguf", "--no-verify")[0] == 0
+        assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] == 5
+    status, printed = command("convert", str(source), f"{tmp_path}/m.gguf", "--force")
+    assert (status, "verified" in printed) == (0, True), printed
+    assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "bug"),
+    [
+        (source, bug)
+        for source in (HF, AUTO)
+        for key, value in (("file", "another"), ("dataset", "another"), ("entries_count", 7), ("chunks_count", 7))
+        for bug in (keyed(f"quantize.imatrix.{key}"), keyed(f"quantize.imatrix.{key}", value))
+    ],
+)
+def test_a_gguf_says_what_its_blocks_were_weighed_by(source: str, bug: Bug, tmp_path: Path) -> None:
+    columns = np.arange(1, 65, dtype=np.float32) / 8
+    weights = save_dat(tmp_path / "i.dat", {"blk.0.attn_q.weight": columns, "blk.0.attn_k.weight": columns}, 4)
+    asked = "--quantize", "q4_0", "--imatrix", str(weights)
+    with broken(MADE, bug) as calls:
+        status, printed = command("convert", str(FIXTURES / source), f"{tmp_path}/m.gguf", *asked)
+        assert (calls[0] > 0, status, "quantize.imatrix." in printed) == (True, 5, True), printed
+        assert command("convert", str(FIXTURES / source), f"{tmp_path}/m.gguf", *asked, "--no-verify")[0] == 0
+        assert command("verify", f"{tmp_path}/m.gguf", str(FIXTURES / source), *asked)[0] == 5
+    status, printed = command("convert", str(FIXTURES / source), f"{tmp_path}/m.gguf", *asked, "--force")
+    assert (status, "verified" in printed) == (0, True), printed
+    assert command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/copy.gguf")[0] == 0
+    with broken(MADE, keyed("quantize.imatrix.file", "another")):
+        assert command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")[0] == 5
+
+
+@pytest.mark.parametrize("source", [HF, AUTO])
+@pytest.mark.parametrize(
+    "key", ["quantize.imatrix.file", "llama.pooling_type", "no.such_key", "tokenizer.ggml.eot_token_id"]
+)
+def test_a_gguf_has_no_key_besides(source: str, key: str, tmp_path: Path) -> None:
+    value = typed.scalar("u32", 7) if key.endswith(("type", "id")) else typed.scalar("str", "x")
+    with broken(MADE, keyed_in(key, value)) as calls:
+        status, printed = command("convert", str(FIXTURES / source), f"{tmp_path}/m.gguf")
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("llama.block_count", "tokenizer.ggml.model", "general.author", "general.sampling.temp"),
+        *("quantize.imatrix.file", "adapter.type", "clip.no_such_key", "no.such_key"),
+    ],
+)
+def test_an_mmproj_has_no_key_that_nothing_says(key: str, tmp_path: Path) -> None:
+    source = checkpoint(recordings()["gemma3-bf16"], tmp_path / "source")
+    (source / "README.md").write_text(CARD)  # whose words are the text model's
+    convert_tower(source, tmp_path / "m.gguf")
+    assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] == 0
+    assert command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/copy.gguf")[0] == 0
+    value = typed.scalar("f32", 3.0) if key.endswith("temp") else typed.scalar("str", "x")
+    with broken("TowerPlanner._metadata", keyed_in(key, value)), pytest.raises(VerifyError, match=key):
+        convert_tower(source, tmp_path / "found.gguf")
+    with broken(COPIED, keyed_in(key, value)) as calls:
+        status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+
+
+@pytest.mark.parametrize("value", [(), (4,)], ids=["dropped", "another"])
+def test_a_copy_of_an_mmproj_says_what_its_source_does(value: Sequence[Any], tmp_path: Path) -> None:
+    convert_tower(checkpoint(recordings()["gemma3-bf16"], tmp_path / "source"), tmp_path / "m.gguf")
+    with broken(COPIED, keyed("clip.vision.block_count", *value)) as calls:
+        status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")
+        assert (calls[0] > 0, status) == (True, 5), printed  # without the key no tensor has its name
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
@@ -1111,6 +1226,18 @@ def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_
 def test_a_name_out_of_any_directory_is_no_fault(name: str, tmp_path: Path) -> None:
     source = shutil.copytree(FIXTURES / HF, tmp_path / name)
     assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+
+
+def test_a_name_has_the_capitals_that_ckconv_gives_it(tmp_path: Path) -> None:
+    """Other programs, which write other keys, spell names otherwise."""
+    assert command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")[0] == 0
+    data = (tmp_path / "m.gguf").read_bytes()
+    assert b"Llama Tied" in data
+    (tmp_path / "other.gguf").write_bytes(data.replace(b"Llama Tied", b"LLama Tied"))
+    status, printed = command("verify", f"{tmp_path}/other.gguf", str(FIXTURES / HF))
+    assert (status, "general.name" in printed) == (5, True), printed
+    gguf_copy(tmp_path / "other.gguf", tmp_path / "theirs.gguf", keys={"general.basename": "llama"})
+    assert command("verify", f"{tmp_path}/theirs.gguf", str(FIXTURES / HF))[0] == 0
 
 
 @pytest.mark.parametrize(("key", "end"), [("tokens", "\n"), ("merges", "\n"), ("merges", "\r\n")])

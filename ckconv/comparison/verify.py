@@ -136,7 +136,7 @@ def content_of_plan(container: Container) -> Content:
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     """Whether a plan writes tensors of the names, types and shapes of ``out``."""
-    files = [file for file in plan.files if "/" not in file.name]  # linear layers behind the model are compared later
+    files = [file for file in plan.files if not file.is_apart]  # which are compared later
     if len(files) != len(out.files):
         return False
     own = format_of(out.format).stores_alike
@@ -491,8 +491,11 @@ def verify_whole(
     alike = out.format == source.format  # a copy lacks what its source does
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
+    own = [*mine.keys] == [*meant.keys]  # the very keys that ckconv writes, in its order: so it spelled them
     for fact in planned:
-        of_the_place = fact.key in (LABELS if made else {_OF_SIZES})  # programs spell a directory in ways of their own
+        near = own and str(fact.mine).casefold() == str(fact.meant).casefold()
+        # programs spell a directory in ways of their own
+        of_the_place = fact.key in (LABELS if made else {_OF_SIZES}) and not near
         null = fact.file == CONFIG_NAME and fact.key in nulls  # which mlx-lm keeps
         lacked = alike and fact.key == WRITTEN_FOR and fact.mine is None and fact.key not in source.metadata
         if not (of_the_place or null or lacked or fact.name in idle):

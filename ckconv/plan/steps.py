@@ -315,6 +315,11 @@ class OutputFile(NamedTuple):
     nbytes: int
     steps: Sequence[Step]
 
+    @property
+    def is_apart(self) -> bool:
+        """It has a directory of its own: a linear layer behind the model."""
+        return "/" in self.name
+
 
 def place(at: int) -> int:
     """Return an offset in an output, in bytes, that a file can have."""

@@ -27,7 +27,7 @@ from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.keys import TABLES_OF_ROPE
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
-from ckconv.io.files import open_source, own_texts, text_of_card
+from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.io.json import Document, parse_object
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
@@ -397,6 +397,8 @@ def held(
 
 # -- General keys of a GGUF: name, type, types -------------------------------------------------------------------------
 
+#: Keys of names that programs spell with other capitals and separators.
+_TITLE = r"\.\d+\.(name|organization)$"
 _TYPE, _NAME, FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name", "file_type", "quantization_version"))
 
 
@@ -405,10 +407,11 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
     table = needed()["general"]
     meant = {_TYPE: table["types"][out.tower is not None], _VERSION: table["version"]}
     yield from held({key: stored_value(out, key) for key in meant}, meant)
-    if not text_of_card(source.side_files):  # which has what is told to people
-        labels = {key for key, value in out.metadata.items() if value.type in ("str", "arr[str]")} - {*table["own"]}
-        labels = {key for key in labels if key.startswith("general.")}
-        yield from held({key: stored_value(out, key) for key in labels}, {})
+    said = _labels(source) if out.tower is None else {}
+    labels = {key for key in out.metadata if key.startswith("general.")} - ({*table["own"]} - said.keys())
+    mine = {key: stored_value(out, key) for key in labels}
+    titles = {key for key in mine.keys() & said.keys() if re.search(_TITLE, key)}
+    yield from held(mine, said | {key: mine[key] for key in titles if _letters(str(mine[key])) == _letters(said[key])})
     name, names = stored_value(out, _NAME), [*_names(source)]
     if name is None:
         words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
@@ -417,6 +420,20 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
     elif _letters(str(name)) not in map(_letters, names):
         yield Fact(_NAME, shown(name), shown(names[0]))
     yield from _file_type(out, options)
+
+
+def _labels(source: TensorIndex) -> dict[str, Any]:
+    """Keys on what people are told, and what the card of a checkpoint says."""
+    table, card = needed()["general"], card_of(source)._asdict()
+    found = {key: text for key, text in own_texts(source).items() if key != "name"}
+    found |= {key: card[field] for key, field in table["labels"].items()}
+    for key, (field, hub) in table["hub"].items():
+        found[f"{key}.count"] = len(card[field])
+        for number, item in enumerate(card[field]):
+            owner, _, name = item.rpartition("/")
+            said = {"name": name, "organization": owner, "repo_url": f"{hub}{item}" * bool(owner)}
+            found |= {f"{key}.{number}.{word}": text for word, text in said.items()}
+    return {f"general.{key}": [*value] if isinstance(value, tuple) else value for key, value in found.items() if value}
 
 
 def _names(source: TensorIndex) -> Iterator[str]:

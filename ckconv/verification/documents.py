@@ -36,7 +36,7 @@ from ckconv.families.keys import (
 )
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import scope_of
-from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
+from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
 from ckconv.verification.content import (
@@ -202,6 +202,19 @@ class Pair:
         """The family of the output."""
         assert self.out.config is not None
         return FAMILIES[self.out.config.family]
+
+    @property
+    def is_whole(self) -> bool:
+        """Both have a text model and a tower, under the same keys."""
+        towers = self.out.tower is not None is not self.source.tower
+        return towers and self.out.config is not None and self.text == text_key(self.wholes)
+
+    @property
+    def of_tower(self) -> Engine | None:
+        """What the engine's row of the tower says, if the output is for one."""
+        assert self.out.tower is not None
+        tower = tower_family(self.out.tower.family)
+        return tower.engines.get(MLX_VLM.row) if self.consumer != TRANSFORMERS else None
 
     def is_asked(self, key: str) -> bool:
         """Whether an option asks for another value of the key, or table."""
@@ -585,31 +598,43 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     Every part says what the source's says, but for keys that the engine's row of the tower has. What stands there
     besides is a hyper-parameter, which readers compare, a constant, or what the source's class takes.
     """
-    out, source, mine, meant = pair.out, pair.source, pair.whole, pair.wholes
-    if out.config is None or out.tower is None or source.tower is None or pair.text != text_key(meant):
-        return
-    text, tower = pair.family, tower_family(out.tower.family)
-    whole, kinds = pair.meant, text.document.keys.keys
+    out, source, mine, meant, engine = pair.out, pair.source, pair.whole, pair.wholes, pair.of_tower
+    assert out.tower is not None
+    assert source.tower is not None
+    text, tower, config = pair.family, tower_family(out.tower.family), source.config
+    whole, kinds, constants = pair.meant, text.document.keys.keys, text.document.written
     rows = (row for family in (text, tower) for row in family.parameters.values())
     read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
     floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
-    names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
+    names = [meant.get(_CLASS), *text.in_huggingface.names, *tower.in_huggingface.names]
     names += [each.parameters.get(word) for each in (out.tower, source.tower) for word in ("class", "ear_class")]
     free = _STORED - {*_TYPES} | _DRAFTED
     free |= _LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set()
-    engine = tower.engines.get(MLX_VLM.row) if pair.consumer != TRANSFORMERS else None
     says, only = (dict(engine.says), engine.only) if engine is not None else ({}, {})
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
     unread = {f"{pair.text}.{_CLASSES}", *(says.keys() - told.keys())}
-    overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
-    classes = [str(one.get("model_type")) for one in (meant, meant.get(pair.text, {}))]
+    overruled = {text.partition(",")[0] for text in config.overruled} if config is not None else set()
+    classes = [str(one.get(_CLASS)) for one in (meant, meant.get(pair.text, {}))]
     untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
     foreign = unread_by(CONSUMERS.get(source.format), text.parameters.values())
     follow = [row for row in text.parameters.values() if row.value is not None]
-    follows = dict(said_by_rows(follow, scope_of(text, source.config), "hf")) if source.config is not None else {}
+    follows = dict(said_by_rows(follow, scope_of(text, config), "hf")) if config is not None else {}
     there, of = {parse(name).pattern for name in out.tensors}, switches(text)
     biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
+
+    def unsaid(key: str, value: Any, theirs: Mapping[str, Any], of_text: bool) -> Iterator[Any]:
+        """What a key may say that the source's part has not."""
+        if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
+            same = theirs.get(TABLES_OF_ROPE[1]) or value
+            kind = {word: it for word, it in value.items() if word in read}
+            kind |= {"rope_type": same.get("type", "default"), **same, "type": value.get("rope_type")}
+            yield {word: kind.get(word) for word in value}
+        elif of_text and whole.get(key) is not None:
+            yield whole[key]
+        else:
+            yield from (default_of(theirs, key), constants.get(key))
+            yield from [value] if key in read or (key in kinds and kinds[key].is_neutral(value)) else ()
 
     def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
         of_text = where in ("", f"{pair.text}.")  # other parts have words alike
@@ -619,61 +644,55 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
             if key not in only.get(where.removesuffix("."), (key,)):
                 if key in ours:  # and the class stops at it
                     yield Fact(place, shown(value), None, CONFIG_NAME)
+            elif place in unread:
                 continue
-            if place in unread:
-                continue
-            if isinstance(value, dict) and (isinstance(said, dict) or (said is None and key not in TABLES_OF_ROPE)):
+            elif isinstance(value, dict) and isinstance(said, dict if key in TABLES_OF_ROPE else dict | None):
                 yield from walk(value, said or {}, f"{place}.")
-                continue
-            # the class stops at it, and the document says what the class takes, or what tensors say; or the source's
-            # class does not read it: what it follows from is compared
-            of_tensors = key in untaken or biased.get(key) is value is not None
-            excused = of_tensors or follows.get(key, key) == value or (value is None and key in foreign)
-            other = unequal(value, said) and unequal(value, strictly(said)) and not (of_text and excused)
-            if key == _CLASS:
-                other = other and value not in names
-            elif key in _TYPES:  # no class of mlx-vlm reads a type
-                other = other and value not in (None, whole.get(key), *floats)
-            elif said is None:
-                said = whole.get(key) if of_text else None
-                known = default_of(theirs, key) if said is None else said
-                if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
-                    same = theirs.get(TABLES_OF_ROPE[1]) or value
-                    kind = {word: it for word, it in value.items() if word in read}
-                    kind |= {"rope_type": same.get("type", "default"), **same}
-                    known = {word: {**kind, "type": value.get("rope_type")}.get(word) for word in value}
-                neutral = key in kinds and kinds[key].is_neutral(value)
-                constant = key in text.document.written and text.document.written[key] == value
-                idle = said is None and (key in read or neutral or constant)
-                other = other and unequal(value, known) and not idle
-            if other and key not in overruled:
-                yield Fact(place, shown(value), shown(said), CONFIG_NAME)
+            elif key not in overruled and unequal(value, said):
+                fits = (
+                    (True, (strictly(said),)),
+                    (key == _CLASS, names),
+                    (key in _TYPES, (None, whole.get(key), *floats)),  # no class of mlx-vlm reads a type
+                    (of_text and key in untaken, (value,)),  # the source's class stops at it
+                    (of_text and biased.get(key) is value is not None, (value,)),  # as tensors say
+                    (of_text and key in follows, (follows.get(key),)),  # which is compared
+                    (of_text and key in foreign, (None,)),
+                    (said is None and key not in (_CLASS, *_TYPES), unsaid(key, value, theirs, of_text)),
+                )
+                if all(unequal(value, one) for may, values in fits if may for one in values):
+                    meant_here = whole.get(key) if said is None and of_text else said
+                    yield Fact(place, shown(value), shown(meant_here), CONFIG_NAME)
 
-    if engine is not None and source.config is not None:  # each key is said, as classes have defaults of their own
-        each = [row for row in told_rows(text) if row.name != "context"]
-        asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
-        wanted = dict(said_by_rows(each, scope_of(text, source.config), "hf"))
-        wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
-        tied = "output.weight" not in out.tensors
-        if _TIED in document_words(text, "tied"):
-            wanted[_TIED] = tied
-        for key, value in wanted.items():
-            if key not in pair.mine or (key == _TIED and tied and pair.mine[key] is not True):
-                yield Fact(f"{pair.text}.{key}".lstrip("."), shown(pair.mine.get(key)), shown(value), CONFIG_NAME)
     at_top = mine.get(pair.text, {}) if engine is not None and engine.at_top else {}
-    kept = {"model_type", *tower.in_huggingface.tokens} & meant.keys()
+    kept = {_CLASS, *tower.in_huggingface.tokens} & meant.keys()
     at_top = {key: value for key, value in at_top.items() if key not in kept}  # the text part's, whatever stood there
     yield from walk(mine, {**meant, **at_top}, "")
-    for path in says:
+
+
+def _of_own_defaults(pair: Pair) -> Iterator[Fact]:
+    """Keys that are missing, of classes that have defaults of their own."""
+    engine, config, text = pair.of_tower, pair.source.config, pair.family
+    if engine is None or config is None:
+        return
+    each = [row for row in told_rows(text) if row.name != "context"]
+    asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
+    wanted = dict(said_by_rows(each, scope_of(text, config), "hf"))
+    wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
+    tied = "output.weight" not in pair.out.tensors
+    wanted |= {_TIED: tied} if _TIED in document_words(text, "tied") else {}
+    for key, value in wanted.items():
+        if key not in pair.mine or (key == _TIED and tied and pair.mine[key] is not True):
+            yield Fact(f"{pair.text}.{key}".lstrip("."), shown(pair.mine.get(key)), shown(value), CONFIG_NAME)
+    for path in engine.says:
         table, _, key = path.rpartition(".")
-        if key not in ((mine.get(table) or {}) if table else mine):
+        if key not in ((pair.whole.get(table) or {}) if table else pair.whole):
             yield Fact(path, None, "one", CONFIG_NAME)
 
 
 #: Rules of ``config.json``, and of which outputs each is.
 _RULES: tuple[tuple[Callable[[Pair], bool], Callable[[Pair], Iterator[Fact]]], ...] = (
     (lambda pair: True, _of_needed),
-    (lambda pair: pair.made and pair.out.tower is not None, _of_wholes),
+    *((lambda pair: pair.made and pair.is_whole, rule) for rule in (_of_wholes, _of_own_defaults)),
     *((lambda pair: pair.of_text, rule) for rule in (_besides, _of_stored, _of_readers, _of_written)),
     (lambda pair: pair.of_text and pair.typed, _of_tables),
     (lambda pair: pair.of_text and not pair.typed, _of_words),

@@ -30,6 +30,7 @@ from ckconv.families.schema import MLX_VLM
 from ckconv.families.towers import tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS, known_types, types_of
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
+from ckconv.io.imatrix import read_imatrix
 from ckconv.verification.content import (
     FILE_TYPE,
     Fact,
@@ -59,7 +60,13 @@ from ckconv.verification.tokenizers import (
 #: Keys of a GGUF that belong to its file, or say how values are stored.
 _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)"
 #: Beginnings of keys that are about the parts of a split file, or about how it was quantized.
-_OF_FILES = ("split.", "quantize.")
+_OF_FILES = _PARTS, _QUANTIZED = "split.", "quantize."
+
+#: Bytes that llama.cpp keeps of a text about an importance matrix (``llama_model_kv_override``).
+_KEPT = 127
+
+#: Keys that a copy may have besides: flags with the values that llama.cpp takes without them.
+_IMPLIED = r"tokenizer\.ggml\.add_"
 
 #: Sizes of linear layers behind a model (``dense_2``).
 _OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
@@ -111,15 +118,15 @@ def _faults_of(
         yield from tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
     if out.adapter is not None or source.adapter is not None:
         return
-    if out.tower is not None or source.tower is not None:
+    typed = out.metadata_kind is source.metadata_kind is MetadataKind.TYPED
+    if out.tower is not None or source.tower is not None or source.config is None:
         if out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT and out.config and source.config:
             yield from document_faults(out, source, options)
-        return
-    if source.config is None:
+        yield from _of_keys(out, source, options) if typed else ()
         return
     if out.config is None:
         edited = out.metadata_kind is source.metadata_kind and (options.set_meta or options.drop_meta)
-        if edited and out.metadata_kind is MetadataKind.TYPED:
+        if edited and typed:
             yield from _of_keys(out, source, options)  # a copy as no family, for a key that is asked for
         elif edited and out.metadata_kind is MetadataKind.DOCUMENT:
             yield from document_faults(out, source, options)
@@ -142,9 +149,10 @@ def _faults_of(
 
 def _of_pooling(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """The fault of an output that makes another embedding of a text."""
-    if stored_value(out, f"{out.architecture}.{_POOLS}") == _RANKS:  # by a head, whatever stands beside it
+    said = stored_value(out, f"{out.architecture}.{_POOLS}")
+    if said == _RANKS:  # by a head, whatever stands beside it
         return
-    mine, meant = (_pooling(index) for index in (out, source))
+    mine, meant = said or _pooling(out), _pooling(source)
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
@@ -324,8 +332,24 @@ def _stored(index: TensorIndex, key: str) -> Any:
     return bytes(raw()) if raw is not None else getattr(found, "raw", b"") or getattr(found, "value", None)
 
 
+def _weighed(options: Options) -> dict[str, Any]:
+    """Keys on the importance matrix that an option names."""
+    if options.imatrix is None:
+        return {}
+    found = read_imatrix(options.imatrix)
+    said = {"file": options.imatrix.name, "dataset": found.dataset}
+    said = {key: text.encode()[:_KEPT].decode(errors="ignore") for key, text in said.items()}
+    counts = {"entries_count": len(found.matrices), "chunks_count": found.chunks}
+    return {f"{_QUANTIZED}imatrix.{key}": value for key, value in (said | counts).items() if value}
+
+
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     taken = taken_by_default(out)
+    both = (
+        {key: stored_value(one, key) for key in one.metadata if key.startswith(_QUANTIZED)} for one in (out, source)
+    )
+    ours, theirs = both
+    yield from held(ours, theirs | _weighed(options))
     if source.metadata_kind is not MetadataKind.TYPED:
         yield from (
             Fact(key, None, "one") for key in dict.fromkeys(_needed_keys(out, source)) if key not in out.metadata
@@ -347,7 +371,7 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                     yield Fact(key, kind, kinds[0])
         return
     behind = any(name.startswith("dense_") for name in source.tensors.keys() - out.tensors.keys())
-    for key in source.metadata:
+    for key in (*source.metadata, *sorted(out.metadata.keys() - source.metadata.keys())):
         if behind and re.search(_OF_LAYERS, key):  # without them, the keys would be of rows that nothing makes
             if key in out.metadata:
                 yield Fact(key, shown(stored_value(out, key)), None)
@@ -356,6 +380,10 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         elif key not in out.metadata:
             if taken.get(key) != (source.metadata[key].type, stored_value(source, key)):
                 yield Fact(key, None, shown(stored_value(source, key)))
+        elif key not in source.metadata:
+            implied = re.match(_IMPLIED, key) or (options.context and key.endswith(".original_context_length"))
+            if not implied and taken.get(key) != (out.metadata[key].type, stored_value(out, key)):
+                yield Fact(key, shown(stored_value(out, key)), None)
         elif _stored(out, key) != _stored(source, key):
             ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
@@ -518,7 +546,7 @@ def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
     """Faults of a tower's numbers, for which its family has keys."""
     said = said_by_rows(tower_family(tower.family).parameters.values(), tower.parameters, "gguf")
     meant = {full_key(out.architecture, key): value for key, value in said if value is not None}
-    own = meant.keys() | {key for key in out.metadata if key.startswith(f"{out.architecture}.")}
+    own = meant.keys() | {key for key in out.metadata if not key.startswith(("general.", _PARTS))}
     yield from held({key: stored_value(out, key) for key in own}, meant, other=_other)
 
 
