@@ -382,8 +382,10 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 yield Fact(key, None, shown(stored_value(source, key)))
         elif key not in source.metadata:
             implied = re.match(_IMPLIED, key) or (options.context and key.endswith(".original_context_length"))
-            if not implied and taken.get(key) != (out.metadata[key].type, stored_value(out, key)):
-                yield Fact(key, shown(stored_value(out, key)), None)
+            said, meant = (out.metadata[key].type, stored_value(out, key)), taken.get(key)
+            if not implied and said != meant:
+                mine, theirs = (f"{shown(pair[1])} ({pair[0]})" if pair else None for pair in (said, meant))
+                yield Fact(key, mine, theirs)
         elif _stored(out, key) != _stored(source, key):
             ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
