@@ -382,14 +382,17 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 yield Fact(key, None, shown(stored_value(source, key)))
         elif key not in source.metadata:
             implied = re.match(_IMPLIED, key) or (options.context and key.endswith(".original_context_length"))
-            said, meant = (out.metadata[key].type, stored_value(out, key)), taken.get(key)
-            if not implied and said != meant:
-                mine, theirs = (f"{shown(pair[1])} ({pair[0]})" if pair else None for pair in (said, meant))
-                yield Fact(key, mine, theirs)
+            default, found = taken.get(key), (out.metadata[key].type, stored_value(out, key))
+            if not implied and found != default:
+                yield Fact(key, _typed(*found), _typed(*default) if default else None)
         elif _stored(out, key) != _stored(source, key):
             ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
                 yield first_difference(key, ours, theirs)
+
+
+def _typed(kind: str, value: Any) -> str:
+    return f"{shown(value)} ({kind})"
 
 
 def _are_other_numbers(mine: Any, meant: Any) -> bool:
