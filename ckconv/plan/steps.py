@@ -317,7 +317,7 @@ class OutputFile(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """It has a directory of its own: a linear layer behind the model."""
+        """Whether it lies in a directory: a linear layer behind the model."""
         return "/" in self.name
 
 

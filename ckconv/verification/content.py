@@ -423,7 +423,7 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
 
 
 def _labels(source: TensorIndex) -> dict[str, Any]:
-    """Keys on what people are told, and what the card of a checkpoint says."""
+    """Labels in a GGUF, by what the card of its source says."""
     table, card = needed()["general"], card_of(source)._asdict()
     found: dict[str, Any] = {key: text for key, text in own_texts(source).items() if key != "name"}
     found |= {key: card[field] for key, field in table["labels"].items()}

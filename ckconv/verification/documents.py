@@ -205,13 +205,13 @@ class Pair:
 
     @property
     def is_whole(self) -> bool:
-        """Both have a text model and a tower, under the same keys."""
+        """Whether both have a text model and a tower, under the same keys."""
         towers = self.out.tower is not None is not self.source.tower
         return towers and self.out.config is not None and self.text == text_key(self.wholes)
 
     @property
     def of_tower(self) -> Engine | None:
-        """What the engine's row of the tower says, if the output is for one."""
+        """Row of the tower for its engine; ``None`` for transformers."""
         assert self.out.tower is not None
         tower = tower_family(self.out.tower.family)
         return tower.engines.get(MLX_VLM.row) if self.consumer != TRANSFORMERS else None
@@ -624,7 +624,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
 
     def unsaid(key: str, value: Any, theirs: Mapping[str, Any], of_text: bool) -> Iterator[Any]:
-        """What a key may say that the source's part has not."""
+        """Values of a key of which the source's part says nothing."""
         if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
             same = theirs.get(TABLES_OF_ROPE[1]) or value
             kind = {word: it for word, it in value.items() if word in read}
