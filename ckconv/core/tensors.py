@@ -543,13 +543,13 @@ class Tensor:
         return not (self.planes or self.packed) and self.merge is None
 
     @property
-    def arrays(self) -> Iterator[Tensor]:
+    def arrays(self) -> Sequence[Tensor]:
         """Every array that is read for it, in order."""
-        if self.extents:
-            yield self
-        yield from self.planes
-        for packed in self.packed:
-            yield from (array.tensor for array in packed.arrays if array is not None)
+        own = (self,) if self.extents else ()
+        if not (self.planes or self.packed):
+            return own
+        packed = (array.tensor for packed in self.packed for array in packed.arrays if array is not None)
+        return (*own, *self.planes, *packed)
 
 
 def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:

@@ -324,7 +324,7 @@ class ParameterRows(merge.Fields):
             return Parameter(name, value=self.expression(row))
         fields = self.fields(row, merge.PARAMETER_FIELDS.keys())
         cells = {
-            format: tuple(self._cell(cell) for cell in merge.listed(fields.get(format, [])))
+            format: tuple(map(self._cell, merge.listed(fields[format]))) if format in fields else ()
             for format in merge.PARAMETER_CELLS
         }
         value = self.expression(fields.get("value"))
@@ -519,16 +519,14 @@ class KeyRows(merge.Fields):
                 who = self.word(value, "only", READERS, "both")
                 found[key] = Key(key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *who)))
                 continue
-            self._only_once(found, key)
+            if key in found:
+                raise self.fault(f"{key} is given two meanings")
             found[key] = self._modifier(key, value, expressions)
-        for key in row.get("harmless", []):
-            self._only_once(found, key)
-            found[key] = Key(key, Kind.HARMLESS)
-        return found
-
-    def _only_once(self, found: Mapping[str, Key], key: str) -> None:
-        if key in found:
+        harmless = row.get("harmless", [])
+        if len({*found, *harmless}) < len(found) + len(harmless):
+            key = next(key for at, key in enumerate(harmless) if key in found or key in harmless[:at])
             raise self.fault(f"{key} is given two meanings")
+        return found | {key: Key(key, Kind.HARMLESS) for key in harmless}
 
     def _modifier(self, key: str, value: Any, expressions: bool) -> Key:
         if expressions and isinstance(value, str):

@@ -745,7 +745,8 @@ def _by_place(
         apart: each array of an MLX triple has a place of its own; the last one ends the tensor.
     """
     if not (apart and any(triple_of(tensor.dtype) for tensor in tensors.values())):
-        in_order = all(_place(a.arrays, order) <= _place(b.arrays, order) for a, b in pairwise(tensors.values()))
+        places = (_place(tensor.arrays, order) for tensor in tensors.values())
+        in_order = all(one <= other for one, other in pairwise(places))
         each = tensors.items() if in_order else sorted(tensors.items(), key=lambda one: _place(one[1].arrays, order))
         return ((key, tensor, None, True) for key, tensor in each)  # a million tensors are made one at a time
     items: list[tuple[str, Tensor, int | None, bool]] = []
@@ -761,9 +762,9 @@ def _by_place(
     return sorted(items, key=place)
 
 
-def _place(arrays: Iterable[Tensor], order: Mapping[Path, int]) -> tuple[int, int]:
+def _place(arrays: Sequence[Tensor], order: Mapping[Path, int]) -> tuple[int, int]:
     """File and offset of the first array."""
-    first = next((array.extents[0] for array in arrays), None)
+    first = arrays[0].extents[0] if arrays else None
     return (order.get(first.path, 0), first.offset) if first else (0, 0)
 
 

@@ -385,7 +385,7 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
         if any(part.merge and part.merge.base.packed for part in parts):
             planner.refuse(f"{stored.name} has a scale beside it, and an adapter changes its values", "--dequantize")
         # What an adapter changes is a merge, what it saved whole lies in a file of its own.
-        if sizes and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
+        if sizes and any(part.merge or part.arrays[0].extents[0].path != stored.extent.path for part in parts):
             entries.append(_entry(stored.name, parts, sizes))
             continue
         entries.append(_as_stored(planner, stored, canonical))

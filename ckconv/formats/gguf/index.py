@@ -47,7 +47,7 @@ from ckconv.families.towers import (
     tower_tensors,
 )
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
-from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
+from ckconv.formats.gguf.read import ArrayRef, GgufFile, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND, header
 from ckconv.io.files import ByteSource, Unwritten
 
@@ -75,12 +75,6 @@ _ABOVE_ZERO = frozenset({"beta_fast", "beta_slow"})
 _SPECIAL = ("layer_types", "local_theta", "final_cap", "query_scalar")
 
 
-def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
-    """The value under a key, ``None`` where there is none."""
-    found = metadata.get(key)
-    return found.value if found else None
-
-
 def keys_of(architecture: str, name: str) -> tuple[str, str]:
     """Keys with the architecture's prefix, then without (early files)."""
     return full_key(architecture, name), name.removeprefix("/")
@@ -103,8 +97,8 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         cells = sorted(row.key_cells("gguf"), key=lambda cell: cell.unread)
         names[field] = f"{architecture}.{cells[0].key}" if cells else field
         for cell in cells:
-            stored = [key for key in keys_of(architecture, cell.key) if value_of(file.metadata, key) is not None]
-            key, value = (stored[0], value_of(file.metadata, stored[0])) if stored else ("", None)
+            stored = [key for key in keys_of(architecture, cell.key) if file.value(key) is not None]
+            key, value = (stored[0], file.value(stored[0])) if stored else ("", None)
             if value is None or (cell.unread and field in values):
                 continue
             if value == 0 and not cell.read and _counts(field, family, values):
@@ -117,7 +111,7 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
                     key = next(asked, key)
                 elif isinstance(value, int) and value < 0:
                     others = [word for one in sorted(cell.read.names) for word in gguf_words(family, one)]
-                    said = {one: value_of(file.metadata, one) for one in (key, *others)}
+                    said = {one: file.value(one) for one in (key, *others)}
                     shown = ", ".join(f"{one} is {it}" for one, it in said.items() if it is not None)
                     raise fail(f"{shown}: no {field} follows from it")
             number = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
@@ -210,7 +204,7 @@ def _uniform(file: GgufFile, key: str, value: object) -> object:
     """The one value of a per-layer array; differing values are refused."""
     if not isinstance(value, ArrayRef):
         return value
-    layers = value_of(file.metadata, f"{key.partition('.')[0]}.block_count")
+    layers = file.value(f"{key.partition('.')[0]}.block_count")
     if not key.endswith(PER_LAYER):
         raise _fail(file)(f"{key} must be a number, got a list of {value.count:,}")
     if isinstance(layers, int) and value.count != layers:
@@ -224,7 +218,7 @@ def _uniform(file: GgufFile, key: str, value: object) -> object:
 
 
 def _token_count(file: GgufFile) -> int:
-    tokens = value_of(file.metadata, "tokenizer.ggml.tokens")
+    tokens = file.value("tokenizer.ggml.tokens")
     return tokens.count if isinstance(tokens, ArrayRef) else 0
 
 
@@ -250,7 +244,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     scope = Values(family, KeySource(file, architecture), given=replace(config, rope_scaling=scaling).scope)
     modifiers, unread = list[str](), list[str]()
-    unscaled = value_of(file.metadata, f"{prefix}rope.scaling.type") == "none"
+    unscaled = file.value(f"{prefix}rope.scaling.type") == "none"
     closed = family.document.closed or architecture not in family.in_gguf.names
     tensors = {row.key for row in family.tensors.values()}
     for name in (name for name in file.metadata if name not in tensors):
@@ -261,7 +255,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
         elif key is None and name.startswith(prefix):
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
-            value = value_of(file.metadata, name)
+            value = file.value(name)
             if unscaled and name.removeprefix(prefix) in ("rope.scaling.factor", "rope.scale_linear"):
                 continue  # "never scale if scaling type is none" (llama_context)
             try:
@@ -290,7 +284,7 @@ def _of_sliding(file: GgufFile, architecture: str, family: Family, config: Model
     sizes = dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), config.head_dim)
     sizes["rope.dimension_count_swa"] = config.rotary_dim
     rows = family.metadata.keys
-    found = {name: value_of(file.metadata, f"{architecture}.{name}") for name in sizes}
+    found = {name: file.value(f"{architecture}.{name}") for name in sizes}
     return [
         f"{architecture}.{name} = {value}"
         for name, value in found.items()
@@ -300,7 +294,7 @@ def _of_sliding(file: GgufFile, architecture: str, family: Family, config: Model
 
 def _decoded(file: GgufFile, name: str) -> Any:
     """The value under a key, or a list; of a float32 the shortest decimal."""
-    found = value_of(file.metadata, name)
+    found = file.value(name)
     return [_number(item) for item in found.decode()] if isinstance(found, ArrayRef) else _number(found)
 
 
@@ -315,11 +309,7 @@ def _rope_scaling(
 
     def found(name: str) -> tuple[str, object]:
         return next(
-            (
-                (key, value)
-                for key in keys_of(architecture, name)
-                if (value := value_of(file.metadata, key)) is not None
-            ),
+            ((key, value) for key in keys_of(architecture, name) if (value := file.value(key)) is not None),
             (f"{architecture}.{name}", None),
         )
 
@@ -392,7 +382,7 @@ class KeySource:
     def value(self, key: str) -> Any:
         """The value of a key."""
         for name in keys_of(self._architecture, key):
-            found = value_of(self._file.metadata, name)
+            found = self._file.value(name)
             if found is not None:
                 return _decoded(self._file, name)
         return None
@@ -478,7 +468,7 @@ def open_gguf(
         InputError: the file is malformed (``gguf.*``).
     """
     file = read_gguf(path, source=source)
-    if value_of(file.metadata, "general.type") == GGUF_KIND:
+    if file.value("general.type") == GGUF_KIND:
         from ckconv.formats.gguf.adapter import gguf_adapter
 
         return gguf_adapter(file, path, opener=opener or open_gguf, base=base)
@@ -492,8 +482,8 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
 
 def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIndex:
     """The index of headers that were read."""
-    architecture = str(value_of(file.metadata, "general.architecture") or "")
-    kind = str(value_of(file.metadata, "general.type") or "model")
+    architecture = str(file.value("general.architecture") or "")
+    kind = str(file.value("general.type") or "model")
     if kind not in _OTHER_KINDS and any(tensor.name == "token_embd.weight" for tensor in file.tensors):
         kind = "model"  # llama.cpp's loader of models does not look at general.type
     family = _family(file, architecture) if kind == "model" else None
@@ -532,7 +522,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
 def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
     """Shape of a tensor before its rows were cut anew; empty without a key."""
     key = f"{ORIGINAL_SHAPE}{stored.name}"
-    found = value_of(file.metadata, key)
+    found = file.value(key)
     if found is None:
         return ()
     axes = found.decode() if isinstance(found, ArrayRef) and found.type == "i32" and found.count <= _MOST_AXES else []
@@ -546,7 +536,7 @@ def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
 
 
 def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[str]) -> tuple[ModelConfig, Canonical]:
-    architecture = str(value_of(file.metadata, "general.architecture") or "")
+    architecture = str(file.value("general.architecture") or "")
     config = gguf_config(file, architecture, family)
     canonical = canonicalize(
         items([tensor for tensor in file.tensors if tensor.name not in left]),
@@ -591,7 +581,7 @@ def unknown_tower(path: Path) -> str:
 def _projector(file: GgufFile) -> str:
     """Projector of a tower; the eyes' where a file has eyes and ears."""
     keys = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
-    return next((str(name) for key in keys if (name := value_of(file.metadata, key))), "")
+    return next((str(name) for key in keys if (name := file.value(key))), "")
 
 
 def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
@@ -620,7 +610,7 @@ def _family(file: GgufFile, architecture: str) -> Family | None:
         if name.startswith("="):
             return any(tensor.name == name[1:] for tensor in file.tensors)
         if name.startswith("!"):
-            return any(value_of(file.metadata, key) is False for key in keys_of(architecture, name[1:]))
-        return any(value_of(file.metadata, key) for key in keys_of(architecture, name))
+            return any(file.value(key) is False for key in keys_of(architecture, name[1:]))
+        return any(file.value(key) for key in keys_of(architecture, name))
 
     return family_of_gguf(architecture, has)

@@ -524,6 +524,11 @@ class GgufFile(NamedTuple):
         """Key/value pairs, in order, of the first file, which has the model's."""
         return self.shards[0].metadata
 
+    def value(self, key: str) -> object:
+        """The value under a key, ``None`` where there is none."""
+        found = self.shards[0].metadata.get(key)
+        return found.value if found else None
+
     @property
     def tensors(self) -> Sequence[StoredTensor]:
         """Tensors in order: absolute byte offsets, shapes outermost first."""

@@ -87,14 +87,14 @@ class Cursor:
         self.at += nbytes
         return data
 
-    def need(self, nbytes: int, what: str) -> bytes:
-        """The next ``nbytes`` bytes, which belong to ``what``.
+    def need(self, nbytes: int, what: str, key: str | None = None) -> bytes:
+        """The next ``nbytes`` bytes, which belong to ``what``, of a key.
 
         Raises:
             InputError: ``gguf.truncated``, the input ends before.
         """
         if not self.has(nbytes):
-            raise self.truncated(nbytes, what)
+            raise self.truncated(nbytes, _of_key(what, key))
         return self.take(nbytes)
 
     def truncated(self, nbytes: int, what: str) -> InputError:
@@ -374,28 +374,32 @@ def read_value(cursor: Cursor, key: str, length: struct.Struct) -> MetaValue:
     if kind is ARRAY:
         return _read_array(cursor, key, length)
     if kind is STRING:
-        text = read_string(cursor, length, MAX_STRING_BYTES, f"the value of key {quoted(key)}")
+        text = read_string(cursor, length, MAX_STRING_BYTES, "the value of key", key)
         return MetaValue(STRING.name, text.decode("utf-8", "surrogateescape"))
     offset = cursor.offset
-    raw = cursor.need(kind.size, f"the value of key {quoted(key)}")
+    raw = cursor.need(kind.size, "the value of key", key)
     if kind is BOOL and raw[0] > 1:
         raise _not_bool(cursor, key, offset, raw[0])
     return MetaValue(kind.name, struct.unpack("<" + kind.code, raw)[0], raw, offset)
 
 
-def read_string(cursor: Cursor, length: struct.Struct, cap: int, what: str) -> bytes:
+def read_string(cursor: Cursor, length: struct.Struct, cap: int, what: str, key: str | None = None) -> bytes:
     """Read a length and that many bytes.
 
-    ``what`` is what a message calls them.
+    ``what`` is what a message calls them, of a key.
 
     Raises:
         InputError: ``gguf.string``, the length passes ``cap`` or the end of the input; ``gguf.truncated``.
     """
     offset = cursor.offset
-    nbytes = length.unpack(cursor.need(length.size, what))[0]
+    nbytes = length.unpack(cursor.need(length.size, what, key))[0]
     if nbytes > cap or not cursor.has(nbytes):
-        raise _bad_string(cursor, what, offset, nbytes, cap)
+        raise _bad_string(cursor, _of_key(what, key), offset, nbytes, cap)
     return cursor.take(nbytes)
+
+
+def _of_key(what: str, key: str | None) -> str:
+    return what if key is None else f"{what} {quoted(key)}"
 
 
 def _bad_string(cursor: Cursor, what: str, offset: int, nbytes: int, cap: int) -> InputError:
@@ -415,7 +419,7 @@ def _bad_string(cursor: Cursor, what: str, offset: int, nbytes: int, cap: int) -
 
 def _read_type(cursor: Cursor, key: str, what: str) -> ValueType:
     offset = cursor.offset
-    number = U32.unpack(cursor.need(U32.size, f"the type of key {quoted(key)}"))[0]
+    number = U32.unpack(cursor.need(U32.size, "the type of key", key))[0]
     kind = VALUE_TYPES.get(number)
     if kind is None:
         raise InputError(
@@ -441,7 +445,7 @@ def _read_array(cursor: Cursor, key: str, length: struct.Struct) -> MetaValue:
             found=ARRAY.id,
         )
     counted_at = cursor.offset
-    count = length.unpack(cursor.need(length.size, f"the length of array {quoted(key)}"))[0]
+    count = length.unpack(cursor.need(length.size, "the length of array", key))[0]
     start = cursor.offset
     smallest = kind.size or length.size
     if count > MAX_ARRAY_ELEMENTS or not cursor.reaches(start + count * smallest):
@@ -513,7 +517,7 @@ def _skip_strings(cursor: Cursor, key: str, count: int, length: struct.Struct) -
 def _check_bools(cursor: Cursor, key: str, count: int) -> None:
     while count:
         offset = cursor.offset
-        part = cursor.need(min(count, _CHUNK), f"array {quoted(key)}")
+        part = cursor.need(min(count, _CHUNK), "array", key)
         bad = part.translate(_NOT_BOOL).find(1)
         if bad >= 0:
             raise _not_bool(cursor, key, offset + bad, part[bad])
