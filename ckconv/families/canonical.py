@@ -330,20 +330,19 @@ class _Reading:
 
     def _place(self, item: Item, found: Stored, layer: int | None) -> None:
         """A tensor, or the parts of one that holds several."""
-        found = found._replace(parts=self.sizes.held(found.parts))
-        kinds = [self._kind(part, layer, item.tensor.source) for part in found.parts]
+        parts, tensor = self.sizes.held(found.parts), item.tensor
+        kinds = [self._kind(part, layer, tensor.source) for part in parts]
         whole = kinds[0].whole
-        item = next((item._replace(tensor=one) for one in (item.tensor, *item.others) if one.shape == whole), item)
-        if item.tensor.shape != whole:
-            source = item.tensor.source
-            made = f"the configuration makes it {list(whole)}{self._said(found.parts)}"
-            self._fault(f"tensor {quoted(source)} has shape {list(item.tensor.shape)}, {made}", source)
+        if tensor.shape != whole:
+            tensor = next((one for one in item.others if one.shape == whole), tensor)
+        if tensor.shape != whole:
+            made = f"the configuration makes it {list(whole)}{self._said(parts)}"
+            self._fault(f"tensor {quoted(tensor.source)} has shape {list(tensor.shape)}, {made}", tensor.source)
             return
-        for part, kind in zip(found.parts, kinds, strict=True):
-            placed = self._multiplied(_placed(item.tensor, part, kind), part, layer)
-            self._put(_named(placed, with_layer(part.canonical, layer)))
-        for stored in item.stored:
-            self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
+        names = tuple([with_layer(part.canonical, layer) for part in parts])
+        for part, kind, name in zip(parts, kinds, names, strict=True):
+            self._put(_named(self._multiplied(_placed(tensor, part, kind), part, layer), name))
+        self.canonical_of.update(dict.fromkeys([stored.name for stored in item.stored], names))
 
     def _fits(self, item: Item, found: Stored, layer: int | None) -> bool:
         return item.tensor.shape == self._kind(found.parts[0], layer, item.tensor.source).whole

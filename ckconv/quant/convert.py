@@ -42,7 +42,7 @@ from ckconv.core.layouts import (
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant, packed
 from ckconv.quant.codec import from_float32, libgguf, to_float32
-from ckconv.quant.mlx import Triple, plane_types, quantize_triple, split_planes, triple_of
+from ckconv.quant.mlx import TRIPLES, Triple, plane_types, quantize_triple, split_planes, triple_of
 from ckconv.system import c_function
 
 if TYPE_CHECKING:
@@ -666,7 +666,7 @@ def decodable(dtype: DType) -> bool:
 
 def side_by_side(dtype: DType) -> bool:
     """Whether rows hold all codes, then all scales, and cannot be cut."""
-    return triple_of(dtype) is not None or packed.scheme_of(dtype) is not None
+    return dtype in TRIPLES or dtype in packed.SCHEMES
 
 
 def way_between(source: DType, target: DType) -> Way | None:

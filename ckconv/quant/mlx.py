@@ -267,16 +267,16 @@ def triple_type(triple: Triple) -> DType:
     mode = f"{q.bits}-bit" if q.mode == "affine" else q.mode
     number = f" {triple.number}" if q.has_biases else ""
     dtype = DType(f"MLX {mode} group {q.group_size}{number}", Kind.BLOCK, q.group_size, codes + numbers)
-    _TRIPLES[dtype] = triple
+    TRIPLES[dtype] = triple
     return dtype
 
 
-_TRIPLES: dict[DType, Triple] = {}
+TRIPLES: dict[DType, Triple] = {}
 
 
 def triple_of(dtype: DType) -> Triple | None:
     """The triple that a type stands for, ``None`` for any other type."""
-    return _TRIPLES.get(dtype)
+    return TRIPLES.get(dtype)
 
 
 def plane_types(triple: Triple) -> tuple[DType, ...]:

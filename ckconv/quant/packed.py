@@ -77,7 +77,7 @@ class Scheme(NamedTuple):
         return -(-columns // self.group)
 
 
-_SCHEMES: dict[DType, Scheme] = {}
+SCHEMES: dict[DType, Scheme] = {}
 _TYPES: dict[DType, DType] = {}
 
 
@@ -99,7 +99,7 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
     words = (of, *groups, *(word for word, there in also if there))
     made = DType(" ".join(words), Kind.BLOCK, block, size)
     dtype = _TYPES.setdefault(made, made)  # what is equal is one type
-    _SCHEMES[dtype] = scheme
+    SCHEMES[dtype] = scheme
     return dtype
 
 
@@ -109,7 +109,7 @@ def _zero_bytes(scheme: Scheme) -> int:
 
 def scheme_of(dtype: DType) -> Scheme | None:
     """The scheme that a type stands for, ``None`` for any other type."""
-    return _SCHEMES.get(dtype)
+    return SCHEMES.get(dtype)
 
 
 #: NVFP4 with a factor for all scales, and with what divides them.
@@ -167,7 +167,7 @@ class Numbers(NamedTuple):
 
 def numbers(rows: Rows, dtype: DType) -> Numbers:
     """Take rows ``[n, bytes]`` of a packed type apart; nothing is decoded."""
-    scheme = _SCHEMES[dtype]
+    scheme = SCHEMES[dtype]
     columns = rows.shape[1] // dtype.size * dtype.block
     groups = scheme.groups(columns)
     widths = (
