@@ -38,13 +38,14 @@ from ckconv.plan.steps import Piece, Plan
 # ``[rank, hidden]``. Experts that are stacked have one of each: ``[experts, rank, in]`` and ``[experts, out, rank]``
 # (``LoRASwitchLinear`` of mlx_lm/tuner/lora.py).
 
-_ENDINGS = (
-    (".lora_a", Role.A),
-    (".lora_b", Role.B),
-    (".m", Role.MAGNITUDE),
-    (".weight", Role.SAVED_WEIGHT),
-    (".bias", Role.SAVED_BIAS),
-)
+#: How names of its tensors end.
+_ENDINGS = {
+    Role.A: ".lora_a",
+    Role.B: ".lora_b",
+    Role.MAGNITUDE: ".m",
+    Role.SAVED_WEIGHT: ".weight",
+    Role.SAVED_BIAS: ".bias",
+}
 
 #: Tables that are looked up: of these ``lora_a`` holds what the rows of the table change by.
 EMBEDDINGS = ("token_embedding", "position_embedding")
@@ -151,11 +152,11 @@ def _sorted(tensors: Sequence[StoredTensor]) -> tuple[dict[str, dict[Role, Store
     found: dict[str, dict[Role, StoredTensor]] = {}
     unknown: list[StoredTensor] = []
     for stored in tensors:
-        ending = next((row for row in _ENDINGS if stored.name.endswith(row[0])), None)
-        if ending is None:
+        role = next((role for role, ending in _ENDINGS.items() if stored.name.endswith(ending)), None)
+        if role is None:
             unknown.append(stored)
         else:
-            found.setdefault(stored.name.removesuffix(ending[0]), {})[ending[1]] = stored
+            found.setdefault(stored.name.removesuffix(_ENDINGS[role]), {})[role] = stored
     return found, unknown
 
 
@@ -169,14 +170,6 @@ def _selected(module: str, document: Mapping[str, Any]) -> bool:
 
 
 # mlx-lm's adapter directory: one rank and one scale for all modules, ``lora_a`` ``[in, rank]``.
-
-_WRITTEN_ENDINGS = {
-    Role.A: ".lora_a",
-    Role.B: ".lora_b",
-    Role.MAGNITUDE: ".m",
-    Role.SAVED_WEIGHT: ".weight",
-    Role.SAVED_BIAS: ".bias",
-}
 
 #: mlx-lm takes the last ``num_layers`` layers, and with a number below 1 all of them.
 _ALL_LAYERS = -1
@@ -243,9 +236,9 @@ class MlxAdapterPlanner(AdapterPlanner):
         for module in self.modules:
             for role in module.roles:
                 tensor = self.tensor(module, role)
-                ending = _WRITTEN_ENDINGS[role]
+                ending = _ENDINGS[role]
                 if module.embedding and role in (Role.A, Role.B):
-                    ending = _WRITTEN_ENDINGS[Role.B if role is Role.A else Role.A]
+                    ending = _ENDINGS[Role.B if role is Role.A else Role.A]
                 stacked = self.stacked(module)
                 turned = role in (Role.A, Role.B) and not module.embedding and not stacked
                 scale = self.scale if role is Role.B else 1.0
