@@ -36,7 +36,7 @@ from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, rea
 from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
 from ckconv.formats.safetensors.container import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.formats.safetensors.files import SIDE_FILES
-from ckconv.io.files import ByteSource, FileSource, open_source, opened_regular
+from ckconv.io.files import ByteSource, Cursor, FileSource, open_source, opened_regular
 from ckconv.io.standing import Part, Pieces, Turned
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.
@@ -346,7 +346,7 @@ class _Header:
     """Walks along a header, and makes the little-endian one."""
 
     def __init__(self, source: ByteSource) -> None:
-        self._cursor = values.Cursor(source)
+        self._cursor = Cursor(source, values.TRUNCATED_CODE)
         self.made = bytearray()
 
     def turned(self) -> tuple[int, list[tuple[str, DType, int, int]]]:

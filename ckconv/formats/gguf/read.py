@@ -36,10 +36,9 @@ from ckconv.formats.gguf.values import (
     SPLIT_NO,
     SPLIT_TENSORS,
     TENSOR_TAIL,
-    TRUNCATED,
+    TRUNCATED_CODE,
     VERSIONS,
     ArrayRef,
-    Cursor,
     MetaValue,
     ShardName,
     align_up,
@@ -47,7 +46,7 @@ from ckconv.formats.gguf.values import (
     read_string,
     read_value,
 )
-from ckconv.io.files import ByteSource, lfs_pointer, open_source, readable
+from ckconv.io.files import TRUNCATED, ByteSource, Cursor, lfs_pointer, open_source, readable
 
 # The tensor records of a GGUF header: name, shape, type and place of each tensor, checked one by one and together.
 
@@ -324,7 +323,7 @@ def read_header(source: ByteSource) -> GgufShard:
         InputError: any ``gguf.*`` code but ``gguf.split``; all faults of the first kind found, up to ten.
     """
     size = source.size
-    cursor = Cursor(source)
+    cursor = Cursor(source, TRUNCATED_CODE)
     _check_magic(cursor)
     version = _read_version(cursor)
     tensor_count, pair_count = _read_counts(cursor, version)

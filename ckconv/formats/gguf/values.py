@@ -15,101 +15,7 @@ from ckconv.core.late import NamedTuple, dataclass, pattern, table_of
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf
-from ckconv.io.files import ByteSource
-
-# Reading a GGUF header forward, a window at a time, so that memory stays bounded whatever the header declares.
-
-#: The next step for an input that ends too early.
-TRUNCATED = "the download looks truncated; fetch it again and compare its size or sha256"
-
-#: Bytes of a window: it stays in the processor's cache between reading and parsing. Larger ones take longer.
-WINDOW = 1 << 20
-
-
-class Cursor:
-    """A position in a source.
-
-    Attributes:
-        source: what is read.
-        buffer: the window.
-        base: absolute offset of the window's first byte.
-        at: the position in the window; whoever skips data may set it beyond the window's end.
-    """
-
-    __slots__ = ("_window", "at", "base", "buffer", "source")
-
-    def __init__(self, source: ByteSource, offset: int = 0, *, first: int = WINDOW, window: int = WINDOW) -> None:
-        self.source = source
-        self.base, self.at = offset, 0
-        self._window = window
-        self.buffer = source.read_at(offset, first)
-
-    @property
-    def path(self) -> Path:
-        """The input's name."""
-        return self.source.path
-
-    @property
-    def offset(self) -> int:
-        """The absolute position, in bytes."""
-        return self.base + self.at
-
-    @property
-    def left(self) -> int | None:
-        """Bytes up to the end of the input; ``None`` while a pipe's is unknown."""
-        return None if self.source.size is None else max(self.source.size - self.offset, 0)
-
-    def has(self, nbytes: int) -> bool:
-        """Bring the next ``nbytes`` bytes into the window.
-
-        False where the input ends before.
-
-        The caller bounds ``nbytes``: of a pipe that many are read and kept.
-        """
-        if self.at + nbytes <= len(self.buffer):
-            return True
-        left = self.left
-        if left is not None and nbytes > left:
-            return False
-        self.base, self.at = self.offset, 0
-        self.buffer = self.source.read_at(self.base, max(nbytes, self._window))
-        return nbytes <= len(self.buffer)
-
-    def reaches(self, offset: int) -> bool:
-        """Whether all bytes before ``offset`` exist; reads a pipe up to there."""
-        if self.source.size is None and offset > 0:
-            self.source.read_at(offset - 1, 1)
-        return self.source.size is None or offset <= self.source.size
-
-    def take(self, nbytes: int) -> bytes:
-        """The next ``nbytes`` bytes, which :meth:`has` has found."""
-        data = self.buffer[self.at : self.at + nbytes]
-        self.at += nbytes
-        return data
-
-    def need(self, nbytes: int, what: str, key: str | None = None) -> bytes:
-        """The next ``nbytes`` bytes, which belong to ``what``, of a key.
-
-        Raises:
-            InputError: ``gguf.truncated``, the input ends before.
-        """
-        if not self.has(nbytes):
-            raise self.truncated(nbytes, _of_key(what, key))
-        return self.take(nbytes)
-
-    def truncated(self, nbytes: int, what: str) -> InputError:
-        """The error for an input that ends inside ``nbytes`` of ``what``."""
-        left = self.left or 0
-        return InputError(
-            "gguf.truncated",
-            f"the file ends at byte {self.offset + left:,}, inside {what}",
-            path=self.path,
-            offset=self.offset,
-            found=left,
-            allowed=nbytes,
-            hint=TRUNCATED,
-        )
-
+from ckconv.io.files import TRUNCATED, ByteSource, Cursor, of_key
 
 # GGUF, byte by byte: what its reader and its writer share.
 #
@@ -132,6 +38,9 @@ class Cursor:
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
+
+#: The code of a file that ends too early.
+TRUNCATED_CODE = "gguf.truncated"
 #: What is written.
 VERSION = 3
 
@@ -327,7 +236,7 @@ class ArrayRef:
             yield data[start:at].decode("utf-8", "surrogateescape")
 
     def _strings(self, count: int) -> Iterator[str]:
-        cursor = Cursor(self.source, self.offset, first=4 << 10, window=64 << 10)
+        cursor = Cursor(self.source, TRUNCATED_CODE, self.offset, first=4 << 10, window=64 << 10)
         for _ in range(count):
             if not cursor.has(self.length.size):
                 raise self._changed()
@@ -394,12 +303,8 @@ def read_string(cursor: Cursor, length: struct.Struct, cap: int, what: str, key:
     offset = cursor.offset
     nbytes = length.unpack(cursor.need(length.size, what, key))[0]
     if nbytes > cap or not cursor.has(nbytes):
-        raise _bad_string(cursor, _of_key(what, key), offset, nbytes, cap)
+        raise _bad_string(cursor, of_key(what, key), offset, nbytes, cap)
     return cursor.take(nbytes)
-
-
-def _of_key(what: str, key: str | None) -> str:
-    return what if key is None else f"{what} {quoted(key)}"
 
 
 def _bad_string(cursor: Cursor, what: str, offset: int, nbytes: int, cap: int) -> InputError:

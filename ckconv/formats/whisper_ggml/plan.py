@@ -81,7 +81,7 @@ class WhisperPlanner(Planner):
     def _kept(self) -> tuple[tuple[bytes, ...], int]:
         """Words and type of a source that is such a file."""
         with open_source(self.index.path) as source:
-            header = header_of(source, source.size or 0)
+            header = header_of(source)
         return header.words, header.file_type
 
     def _keeps(self, tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ from ckconv.families.canonical import Item, canonicalize
 from ckconv.families.catalog import said_of
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.towers import USUAL, speech, speech_document, speech_family, speech_names
-from ckconv.io.files import ByteSource, open_source
+from ckconv.io.files import ByteSource, Cursor, open_source
 
 # -- The layout of a file of whisper.cpp, and the filters that it carries ----------------------------------------------
 
@@ -84,8 +84,10 @@ def _hertz(mel: float) -> float:
 
 # -- Headers, filters and words of whisper.cpp's files; tensors' records -----------------------------------------------
 
-#: Bytes that are read at once: of words, and where a tensor is described.
-_WINDOW, _RECORD = 1 << 20, 1 << 8
+#: Bytes that are read at once where a tensor is described.
+_RECORD = 1 << 8
+#: The code of a file that ends too early.
+_TRUNCATED = "whisper.truncated"
 #: Bytes of a name; the longest has 42.
 _LONGEST_NAME = 1 << 10
 #: Largest number of the header; the embedding has 51,866 rows.
@@ -110,33 +112,16 @@ class Header(NamedTuple):
     end: int
 
 
-class _Cursor:
+class _Cursor(Cursor):
     """A position in a file."""
-
-    def __init__(self, source: ByteSource, size: int, at: int = 0, window: int = _WINDOW) -> None:
-        self.source, self.size, self.at, self._least = source, size, at, window
-        self._base, self._window = at, b""
-
-    def take(self, nbytes: int, what: str) -> bytes:
-        """The next bytes, which belong to ``what``."""
-        if nbytes > self.size - self.at:
-            message = f"the file ends at byte {self.size:,}, inside {what}"
-            hint = "the download looks truncated; fetch it again and compare its size or sha256"
-            raise self.fault("whisper.truncated", message, found=self.size - self.at, allowed=nbytes, hint=hint)
-        first = self.at - self._base
-        if not 0 <= first <= len(self._window) - nbytes:
-            self._base, first = self.at, 0
-            self._window = self.source.read_at(self.at, max(nbytes, self._least))
-        self.at += nbytes
-        return self._window[first : first + nbytes]
 
     def numbers(self, count: int, what: str) -> tuple[int, ...]:
         """The next numbers."""
-        return unpack(f"<{count}i", self.take(4 * count, what))
+        return unpack(f"<{count}i", self.need(4 * count, what))
 
     def fault(self, code: str, message: str, **facts: Any) -> InputError:
         """An error of the file."""
-        return InputError(code, message, path=self.source.path, **{"offset": self.at, **facts})
+        return InputError(code, message, path=self.source.path, **{"offset": self.offset, **facts})
 
 
 def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
@@ -150,19 +135,19 @@ def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> Tensor
         if source.size is None:
             message = "what a tensor is stands right before its values: such a file is not read out of a pipe"
             raise UnsupportedError("whisper.pipe", message, path=path, hint="save it, and name the file")
-        return _index(path, source, source.size)
+        return _index(path, source)
     with open_source(path) as opened:
-        return _index(path, opened, opened.size or 0)
+        return _index(path, opened)
 
 
-def header_of(source: ByteSource, size: int) -> Header:
+def header_of(source: ByteSource) -> Header:
     """Read the fields before the tensors.
 
     Raises:
         InputError: ``whisper.magic``, ``whisper.truncated``, ``whisper.header``, ``whisper.words``.
     """
-    table, cursor = speech(), _Cursor(source, size)
-    magic = cursor.take(len(MAGIC), "the magic")
+    table, cursor = speech(), _Cursor(source, _TRUNCATED)
+    magic = cursor.need(len(MAGIC), "the magic")
     if magic != MAGIC:
         raise cursor.fault("whisper.magic", f"starts with {quoted(magic.decode('latin-1'))}, not with 'lmgg'", offset=0)
     *found, file_type = cursor.numbers(len(table.header) + 1, "the header")
@@ -181,7 +166,7 @@ def header_of(source: ByteSource, size: int) -> Header:
         text = f"there are {count:,} filters of {bins:,} bins, and n_mels is {numbers['num_mel_bins']:,}"
         text = f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed"
         raise cursor.fault("whisper.header", text, found=(count, bins), hint=_OTHERS)
-    weights = cursor.take(4 * count * bins, "the filters")
+    weights = cursor.need(4 * count * bins, "the filters")
     (length,) = cursor.numbers(1, "the words")
     if not 0 <= length <= numbers["vocab_size"]:
         text = f"there are {length:,} words, and n_vocab is {numbers['vocab_size']:,}"
@@ -191,13 +176,13 @@ def header_of(source: ByteSource, size: int) -> Header:
         (nbytes,) = cursor.numbers(1, f"word {number:,}")
         if nbytes < 0:
             raise cursor.fault("whisper.words", f"word {number:,} has {nbytes:,} bytes", found=nbytes)
-        spoken.append(cursor.take(nbytes, f"word {number:,}"))
-    return Header(numbers, file_type, weights, tuple(spoken), cursor.at)
+        spoken.append(cursor.need(nbytes, f"word {number:,}"))
+    return Header(numbers, file_type, weights, tuple(spoken), cursor.offset)
 
 
-def _index(path: Path, source: ByteSource, size: int) -> TensorIndex:
-    header, table = header_of(source, size), speech()
-    stored = _stored(_Cursor(source, size, header.end, _RECORD))
+def _index(path: Path, source: ByteSource) -> TensorIndex:
+    header, table = header_of(source), speech()
+    stored = _stored(_Cursor(source, _TRUNCATED, header.end, first=_RECORD, window=_RECORD))
     document, family = speech_document(header.numbers), speech_family()
     config = huggingface_config(document, family, stored, path)
     columns = {table.tensors[name] for name in table.columns}
@@ -235,7 +220,7 @@ def _flat(stored: StoredTensor) -> StoredTensor:
 
 def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
     found: dict[str, StoredTensor] = {}
-    while cursor.at < cursor.size:
+    while cursor.left:
         what = f"the header of tensor {len(found):,}"
         axes, length, kind = cursor.numbers(3, what)
         if not 1 <= axes <= MAX_AXES:
@@ -246,12 +231,12 @@ def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
             raise cursor.fault("whisper.tensor", text, found=length, allowed=_LONGEST_NAME)
         shape = cursor.numbers(axes, what)[::-1]
         try:
-            name = cursor.take(length, what).decode()
+            name = cursor.need(length, what).decode()
         except UnicodeDecodeError:
             raise cursor.fault("whisper.tensor", f"the name of tensor {len(found):,} is not UTF-8") from None
         if name in found:
             raise cursor.fault("whisper.tensor", f"{quoted(name)} is there twice", tensor=name)
-        found[name] = StoredTensor(name, _type(cursor, name, kind), shape, Extent(cursor.source.path, cursor.at, 0))
+        found[name] = StoredTensor(name, _type(cursor, name, kind), shape, Extent(cursor.path, cursor.offset, 0))
         cursor.at += _sized(cursor, found, name)
     return tuple(found.values())
 
@@ -271,9 +256,10 @@ def _sized(cursor: _Cursor, found: dict[str, StoredTensor], name: str) -> int:
         text = f"{quoted(name)} of {stored.dtype} has shape {list(stored.shape)}"
         raise cursor.fault("whisper.tensor", text, tensor=name, found=list(stored.shape))
     nbytes = stored.dtype.nbytes(math.prod(stored.shape))
-    if nbytes > cursor.size - cursor.at:
-        text = f"the file ends at byte {cursor.size:,}, inside {quoted(name)}"
-        raise cursor.fault("whisper.truncated", text, tensor=name, found=cursor.size - cursor.at, allowed=nbytes)
+    left = cursor.left or 0
+    if nbytes > left:
+        text = f"the file ends at byte {cursor.offset + left:,}, inside {quoted(name)}"
+        raise cursor.fault(_TRUNCATED, text, tensor=name, found=left, allowed=nbytes)
     found[name] = StoredTensor(name, stored.dtype, stored.shape, stored.extent._replace(nbytes=nbytes))
     return nbytes
 
@@ -281,7 +267,7 @@ def _sized(cursor: _Cursor, found: dict[str, StoredTensor], name: str) -> int:
 def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
     """The header, the filters and the words."""
     with open_source(index.path) as source:
-        header = header_of(source, source.size or 0)
+        header = header_of(source)
     return Content(keys_of(header.numbers, header.file_type), inside(header.filters, header.words))
 
 
