@@ -354,10 +354,11 @@ def _parts(file: OutputFile, frame: Frame, header: bytes) -> Iterator[tuple[str,
     yield "the header", frame.header_bytes, frame.prologue
     at = frame.header_bytes + len(frame.prologue)
     for step in file.steps:
-        yield from _padding(at, step.offset)
+        offset = step.offset
+        yield from _padding(at, offset)
         if step.content is not None:
-            yield step.slot, step.offset, step.content
-        at = step.offset + step.nbytes
+            yield step.slot, offset, step.content
+        at = offset + step.nbytes
     end = file.nbytes - len(frame.epilogue)
     yield from _padding(at, end)
     yield "the end", end, frame.epilogue

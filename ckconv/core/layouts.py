@@ -608,6 +608,7 @@ def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
     return Strip(first, merged(axes[:split]), merged(axes[split:]))
 
 
+@lru_cache(maxsize=_KEPT)
 def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: float = 0) -> Layout:
     """Rows in canonical order, padded at their ends and after the last."""
     return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)

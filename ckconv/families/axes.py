@@ -121,17 +121,16 @@ class _Reader:
         return token
 
 
-def letters(shape: Shape) -> Iterator[str]:
+@lru_cache(maxsize=1024)
+def letters(shape: Shape) -> tuple[str, ...]:
     """Axis letters and numbers of a shape, in order, those of segments too."""
-    for product in shape:
-        yield from _letters(product)
+    return tuple(letter for product in shape for letter in _letters(product))
 
 
 def _letters(product: Product) -> Iterator[str]:
     for term in product:
         if isinstance(term, Segments):
-            for part in term.parts:
-                yield from _letters(part)
+            yield from letters(term.parts)
         else:
             yield term
 

@@ -99,7 +99,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         fd = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
         status = os.fstat(fd)
         _require_regular(path, status)
-        _remember(path, identity(status))
+        _remember(path, status)
     except BaseException as error:
         if fd >= 0:
             close_unwritten(fd)
@@ -160,9 +160,9 @@ def there(path: Path) -> bool:
     return True
 
 
-def _remember(path: Path, found: Identity) -> None:
+def _remember(path: Path, status: os.stat_result) -> None:
     opened = _OPENED.get()
-    if opened is not None and not same_file(opened.setdefault(path, found), found):
+    if opened is not None and not same_file(opened.setdefault(path, found := identity(status)), found):
         raise OutputError("input.changed", "the file was changed while it was being read", path=path)
 
 
