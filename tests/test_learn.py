@@ -493,6 +493,30 @@ def test_a_renamed_fork_is_learned_from_two_checkpoints(tmp_path: Path, ckconv) 
     assert {(t.name, t.dtype, t.shape) for t in ours} == {(t.name, t.dtype, t.shape) for t in theirs}
 
 
+@pytest.mark.parametrize("name", ["afmoe", "chatglm", "cohere2_moe", "gpt_neox"])
+def test_a_fork_is_learned_as_the_family_that_it_is_of(name: str, tmp_path: Path, ckconv) -> None:
+    """Keys that its class reads beside others, and matrices that only some layers have: cousins were taken for it."""
+    case = next(case for case in cases(name) if case.recorded)
+    known = checkpoint(case.recorded, tmp_path / "known", case.tokenizer)
+    fork = shutil.copytree(known, tmp_path / "fork")
+    own = json.loads((fork / "config.json").read_text()) | {"model_type": "fork", "architectures": ["ForkForCausalLM"]}
+    (fork / "config.json").write_text(json.dumps(own))
+    family = ("--family", tmp_path / "fork.toml")
+    learned = ckconv("learn", fork, known, "-o", family[1])
+    assert (learned.code, f"extends {name}," in learned.out) == (0, True), learned.out + learned.err
+    assert ckconv("convert", fork, tmp_path / "fork.gguf", *family).code == 0
+    back = ckconv("convert", tmp_path / "fork.gguf", f"{tmp_path}/back/", "--to", "hf", *family)
+    assert back.code == 0, back.err
+    assert (
+        json.loads((tmp_path / "back" / "config.json").read_text()).items()
+        >= {
+            key: value
+            for key, value in own.items()
+            if key.startswith(("rotary_", "global_", "padded_", "vocab_", "num_"))
+        }.items()
+    )
+
+
 def test_a_fork_with_the_base_of_rope_in_the_older_style_comes_back(tmp_path: Path, ckconv) -> None:
     """What is made says it in both styles; the newer one was refused, as nothing that the pair had."""
     known = FIXTURES / "hf" / "qwen3-tied-bf16"

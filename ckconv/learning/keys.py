@@ -339,6 +339,11 @@ class Keys:
         base = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf")}
         return head in {*mine, *base, *TABLES_OF_ROPE}
 
+    def only_read(self, key: str) -> bool:
+        """Whether the base reads a key of config.json, and never writes it."""
+        cells = [cell for row in self._base.parameters.values() for cell in row.key_cells("hf") if cell.key == key]
+        return bool(cells) and all(cell.alias or cell.instead for cell in cells)
+
     def again(self, key: str) -> bool:
         """Take a metadata key by value, then as a constant beside the row."""
         tried = self._repeated.setdefault(key, 0)
@@ -415,9 +420,13 @@ class Keys:
             raw = self._tables[self._base.name]["parameters"].get(name)
             cells = raw.get("hf", []) if isinstance(raw, dict) else []
             mine = [cell for cell in listed(cells) if _key(cell) == key]
-            if mine and name not in self._given and self._stated(name) and "hf" not in self._own(name):
+            sized = any(cell.kind == "shape" for cell in self._base.parameters[name].cells.get("gguf", ()))
+            stated = sized or self._stated(name)
+            if mine and name not in self._given and stated and "hf" not in self._own(name):
                 self._given.add(name)
-                self.parameters[name] = {**self._own(name), "hf": [_primary(mine[0])]}
+                others = [cell for cell in listed(cells) if _key(cell) != key and not _alias(cell)]
+                there = [cell for cell in others if any(_has(pair, _key(cell)) for pair in self._pairs)]
+                self.parameters[name] = {**self._own(name), "hf": [*there, _primary(mine[0])]}
                 return True
             if mine and name not in self._given and (rule := self._of_every_layer(key)):
                 self._given.add(name)

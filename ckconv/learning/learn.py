@@ -618,6 +618,8 @@ class _Draft:
                 if all(one.right for one in found):
                     found = [check(path, pair) for pair in self._pairs] if values else found
                     self._judge(found)
+                    for one in found:
+                        self.add_keys(load(path), one.back.more)
                     return self._learned(found) if all(one.right for one in found) else None
                 self._judge(found)
                 if not any(self._mend(one, pair) for one, pair in zip(found, self._pairs, strict=True)):
@@ -670,7 +672,7 @@ class _Draft:
             said = {key, head} & {*self._more["written"], *self._keys.modifiers} or self._keys.read(head)
             if there is not None and made is None and self._keys.written_as_read(key):
                 changed = True
-            elif there is not None and made is None and not said:
+            elif there is not None and made is None and (not said or self._keys.only_read(key)):
                 self._keys.seen[key] = there
                 self._more["written"][head] = pair.document[head]
                 changed = True
@@ -710,7 +712,7 @@ class _Draft:
         self._mlx = {"mlx_lm": {"unmeasured": "its names were learned from a directory, and no logits were compared"}}
 
     def add_keys(self, family: Family, made: Mapping[str, Any]) -> None:
-        """Take keys for seen that config.json has for mlx-lm alone."""
+        """Take keys for seen that config.json has for mlx-lm alone, or of a GGUF."""
         sizes = {name for expression in family.axes.values() for name in expression.names}
         free = {cell.key for name in sizes & family.parameters.keys()
                 for cell in family.parameters[name].key_cells("hf")}  # fmt: skip

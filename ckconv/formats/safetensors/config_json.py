@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core import metadata
-from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
+from ckconv.core.config import (
+    ModelConfig,
+    config_differences,
+    rope_scaling_of,
+    same_factors_always,
+    scaled,
+    scales_by_one,
+)
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES
 from ckconv.core.options import Options
@@ -360,7 +367,7 @@ def _keys_of_context(family: Family) -> list[str]:
 def _rope(
     config: ModelConfig, family: Family, scaling: Mapping[str, Any] | None, scope: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if not scaling and family.document.keys.unknown(["rope_parameters"]):
+    if not scaling and (family.document.rope.said or family.document.keys.unknown(["rope_parameters"])):
         return {}  # the class has a key of its own for the base, and scales nothing
     parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
     entries = write(family, scope, "hf").entries
@@ -774,10 +781,10 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         changes = "changes the computation; no key of a config.json says it"
         reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
         kind = document.get("rope_type") if document else None
-        types = family.document.rope.types if family else ()
-        if kind and types and kind not in types:
-            known = f"transformers' {config.family} knows {', '.join(types)} only"
-            reasons.append(Reason(f"{scaled(str(kind), config)}; {known}"))
+        types = family.document.rope.types if family else None
+        if document and types is not None and kind not in types and (types or not scales_by_one(document)):
+            known = f"knows {', '.join(types)} only" if types else "scales nothing"
+            reasons.append(Reason(f"{scaled(str(kind), config)}; transformers' {config.family} {known}"))
     elif index.format == "bump":
         reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
     return Scaling(document, left_out, tuple(reasons))
