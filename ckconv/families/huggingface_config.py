@@ -483,7 +483,7 @@ def _completed_scaling(
         if not isinstance(made[key], list) or not made[key]:
             raise fail(f"{name}.{key} must be a list of numbers, got {made[key]!r}")
     for key, value in _positive_numbers(made):
-        lowest = -float("inf") if key == "mscale" and consumer == MLX_LM else 0
+        lowest = -float("inf") if key == "mscale" else 0
         if isinstance(value, bool) or not isinstance(value, int | float) or not lowest < value < float("inf"):
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
     if kind == "yarn" and consumer == TRANSFORMERS:
