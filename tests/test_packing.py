@@ -298,3 +298,14 @@ def test_codes_that_are_the_same_type_to_two_quantizers_change_hands(tmp_path: P
     done = ckconv("convert", tmp_path / "torchao", f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
     assert done.code == 0, done.err
     assert ckconv("diff", "--weights", tmp_path / "torchao", tmp_path / "packed").code == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--dequantize"]])
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+def test_a_layout_that_nothing_is_written_in_is_said(layout: str, flags: list[str], fixtures: Path, ckconv) -> None:
+    asked = ("--to", "hf", "--pack", layout, "--dry-run", *flags)
+    said = f"note: --pack {layout} packs nothing: all matrices of the output are floats"
+    found = ckconv("convert", fixtures / "hf" / "llama-tied-bf16", "out/", *asked)
+    assert (found.code, said in found.out) == (0, True), found.out + found.err
+    blocks = ckconv("convert", fixtures / "kquants" / "llama64.Q4_K_M.gguf", "out/", *asked)
+    assert (said in blocks.out) == bool(flags)

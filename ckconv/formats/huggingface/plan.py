@@ -18,7 +18,7 @@ from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensor
 from ckconv.formats.safetensors import checkpoint, config_json
 from ckconv.formats.safetensors.write import BLOCKS, Entry, StoredArray, module_of, places_of, planes
 from ckconv.plan.planner import ORIGINAL, Planner
-from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
+from ckconv.plan.steps import DECODE, Module, Piece, Plan, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
 from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
 from ckconv.quant.repack import INTEGERS, TRIPLE, with_zeros
@@ -239,6 +239,12 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         said = self.document.get("quantization_config")
         method = said.get("quant_method") if isinstance(said, dict) else None
         return super().keeps_names() and self.options.pack in ("", method)
+
+    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
+        stays = self.index.packed and not self.unpacked if kept else any(one[0].module is not None for one in modules)
+        if self.options.pack and not stays:
+            self.notes.append(f"--pack {self.options.pack} packs nothing: all matrices of the output are floats")
+        return super()._finish(modules, kept, metadata)
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Float type of activations: bfloat16 beside packed FP4."""
