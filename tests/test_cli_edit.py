@@ -6,13 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import family_cases
 import gguf
 import pytest
+import tower_cases
 from conftest import FIXTURES
 from safetensors import safe_open
+
+from ckconv.families.towers import tower_of_document
+from ckconv.formats.detect import open_index
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
@@ -395,6 +400,47 @@ def test_what_a_checkpoint_multiplies_matrices_by_is_not_edited(pair: str, said:
 
 
 LAYERS, FACTORS = "says which layers have which tensors", "says what matrices are multiplied by"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code", "said"),
+    [
+        (("hrm.l_cycles=2",), 2, "hint: --set-meta hrm_text.block_count=12, too, sets it"),
+        (("hrm.h_cycles=1",), 2, "hint: --set-meta hrm_text.block_count=8, too, sets it"),
+        (("hrm.l_cycles=2", "block_count=12"), 0, ""),
+    ],
+)
+def test_a_key_from_which_another_follows_is_set_with_it(
+    pairs: tuple[str, ...], code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    """llama.cpp stops at any other (``load_arch_hparams`` of hrm-text.cpp)."""
+    case = next(family_cases.cases("hrm_text"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    edit = ("edit", tmp_path / "m.gguf", tmp_path / "out.gguf")
+    found = ckconv(*edit, *(word for pair in pairs for word in ("--set-meta", f"hrm_text.{pair}")))
+    assert (found.code, said in found.err, (tmp_path / "out.gguf").exists()) == (code, True, not code), found.err
+
+
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [
+        ("clip.vision.image_size=56", 0),
+        ("clip.vision.attention.layer_norm_epsilon=1e-4", 0),
+        ("clip.vision.block_count=1", 2),
+        ("clip.vision.patch_size=7", 2),
+    ],
+)
+def test_a_number_of_an_mmproj_is_set(pair: str, code: int, tmp_path: Path, ckconv) -> None:
+    source = tower_cases.checkpoint(tower_cases.recordings()["qwen2_vl-f16"], tmp_path / "hf")
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "tower.gguf").code == 0
+    edit = ("edit", tmp_path / "tower.gguf", tmp_path / "out.gguf")
+    found = ckconv(*edit, "--set-meta", pair)
+    assert (found.code, (tmp_path / "out.gguf").exists()) == (code, not code), found.err
+    dropped = ckconv(*edit, "-f", "--drop-meta", pair.partition("=")[0])
+    assert (dropped.code, "by which the model is computed" in dropped.err) == (2, True), dropped.err
+
+
 TWICE, FREQUENCIES = "would say two things, of which one is not read", "says what follows from rope_freqs.weight"
 
 
@@ -576,3 +622,79 @@ def test_a_directory_is_no_place_for_its_own_edit(ckconv, tmp_path: Path) -> Non
     shutil.copytree(FIXTURES / "hf/llama-tied-bf16", source)
     found = ckconv("edit", source, source, "-f", "--set-meta", "rms_norm_eps=1e-5")
     assert (found.code, "hint: name another place" in found.err) == (6, True), found.err
+
+
+#: Towers of which no key says how many layers there are.
+_OF_ONE_LAYER = {"gemma3n-bf16", "gemma4_unified-bf16", "gemma4_unified-f16"}
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("name", sorted({*tower_cases.recordings()} - _OF_ONE_LAYER))
+def test_how_many_layers_a_tower_has_is_not_edited(name: str, by: int, tmp_path: Path, ckconv) -> None:
+    """Of a copy, which has the tensors of the source, and of the file that llama.cpp loads."""
+    source = tower_cases.checkpoint(tower_cases.recordings()[name], tmp_path / "hf")
+    document = json.loads((source / "config.json").read_text())
+    family = tower_of_document(document)
+    assert family is not None
+    key = family.parameters["layers"].key_cells("hf")[0].key
+    *_, word = key.split(".")
+    count = reduce(lambda table, part: table[part], key.split("."), document) + by
+    found = ckconv("edit", source, f"{tmp_path}/out/", "--set-meta", f"{key}={count}")
+    assert (found.code, word in found.err) == (2, True), found.out + found.err
+
+    assert not (tmp_path / "out").exists()
+
+    ckconv("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "tower.gguf")
+    if not (tmp_path / "tower.gguf").exists() or open_index(tmp_path / "tower.gguf").tower is None:
+        return  # whose way back is not known
+    edit = "edit", tmp_path / "tower.gguf", tmp_path / "out.gguf", "--set-meta"
+    for cell in family.parameters["layers"].key_cells("gguf"):
+        layers = value(tmp_path / "tower.gguf", f"clip.{cell.key}")
+        found = ckconv(*edit, f"clip.{cell.key}={layers + by}")
+        assert (found.code, f"--set-meta of clip.{cell.key}" in found.err) == (2, True), found.out + found.err
+    assert ckconv(*edit, "general.name=other").code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "pairs", "said"),
+    [
+        (QWEN2, ("rope_theta=5", "rope_parameters.rope_theta=6"), "rope_theta say 5.0 and 6"),
+        (QWEN2, ("rope_parameters.rope_theta=5", "config.json:rope_theta=6"), "rope_theta say 5.0 and 6"),
+        (QWEN2, ("eos_token=<s>", "eos_token_id=7"), "eos_token_id say 1 and 7"),
+        (LLAMA, ("eos_token=<s>", "tokenizer.ggml.eos_token_id=7"), "tokenizer.ggml.eos_token_id say '1' and '7'"),
+        (QWEN2, ("rope_theta=5", "rope_theta=6"), ""),
+        (QWEN2, ("rope_theta=5", "rope_parameters.rope_theta=5"), ""),
+        (LLAMA, ("eos_token=<s>", "tokenizer.ggml.eos_token_id=1"), ""),
+    ],
+)
+def test_two_flags_do_not_say_two_things_of_one_key(
+    source: Path, pairs: tuple[str, ...], said: str, tmp_path: Path, ckconv
+) -> None:
+    target = tmp_path / "out.gguf" if source.is_file() else f"{tmp_path}/out.gguf/"
+    found = ckconv("edit", source, target, *(word for pair in pairs for word in ("--set-meta", pair)))
+    assert (found.code, said in found.err) == (2 if said else 0, True), found.err
+    assert (tmp_path / "out.gguf").exists() == (not said)
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "code", "said"),
+    [
+        ("deepseek_v2-lite_as_released", "rope.scaling.yarn_log_multiplier", 0, "yarn_log_multiplier: 0.0"),
+        ("llama-untied", "rope.freq_base", 0, "llama.rope.freq_base: 10000.0 -> (none)"),
+        ("llama-untied", "block_count", 2, "would drop llama.block_count, by which the model is computed"),
+        ("llama-untied", "attention.layer_norm_rms_epsilon", 2, "by which the model is computed"),
+    ],
+)
+def test_a_key_that_llama_cpp_does_without_is_dropped(
+    case: str, key: str, code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
+    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    architecture = value(tmp_path / "m.gguf", "general.architecture")
+    flag = "--drop-meta", f"{architecture}.{key}"
+    done = ckconv("edit", tmp_path / "m.gguf", tmp_path / "out.gguf", *flag)
+    assert (done.code, said in done.out + done.err) == (code, True), done.out + done.err
+    if not code:
+        assert value(tmp_path / "out.gguf", f"{architecture}.{key}") is None
+        assert ckconv("verify", tmp_path / "out.gguf", tmp_path / "m.gguf", *flag).code == 0

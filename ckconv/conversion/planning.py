@@ -23,15 +23,17 @@ from ckconv.core.tensors import (
     TensorIndex,
     joined,
     of_tower,
+    parse,
     parted,
     require_tensors,
 )
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, listed, quoted, shown
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
+from ckconv.families.names import BESIDE_TEXT, GGUF, HF, beside_text, is_beside_text
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, OF_FORMAT, TOWER, TRANSFORMERS
-from ckconv.families.towers import reader_of, tower_of_document
+from ckconv.families.sizes import expected
+from ckconv.families.towers import reader_of, tower_family, tower_of_document
 from ckconv.formats import (
     ALIASES,
     FORMATS,
@@ -506,6 +508,8 @@ def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
         message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
         raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
     twin = index if alike else _read_back(unedited())  # what the tensors are written as
+    if twin is not None:
+        _check_tower(out, twin, plan, flags)
     if twin is None or out.config is None or twin.config is None or out.architecture != twin.architecture:
         return
     first = "convert it first; edit changes what a document says"
@@ -525,6 +529,44 @@ def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
     if any(out.everything[name].layout.scale != twin.everything[name].layout.scale for name in shared):
         hint = "change config.json itself for a model that computes something else"
         raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
+
+
+def _check_tower(out: TensorIndex, twin: TensorIndex, plan: Plan, flags: str) -> None:
+    """Check that flags say no other tower than the one that is stored.
+
+    Args:
+        twin: what is written without them.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    from ckconv.formats.huggingface.read import tower_index
+
+    side = plan.contents().side_files
+    documents = {name: b"".join(pieces_of(side[name])) for name in side if name.endswith("processor_config.json")}
+    read = (lambda one: one) if twin.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
+    try:
+        meant = read(twin)
+    except (InputError, UnsupportedError):  # there is none, or none that is known
+        return
+    try:
+        made = read(out)
+    except (InputError, UnsupportedError) as error:
+        raise UsageError("usage.meta", f"{flags} would make a tower that is not read: {error.message}") from None
+    if _at_odds(meant) != _at_odds(made):
+        hint = "without it they are as in the source"
+        raise UsageError("usage.meta", f"{flags} says which tensors the tower has, or of which sizes", hint=hint)
+
+
+def _at_odds(index: TensorIndex) -> tuple[int, Counter[str], set[str]]:
+    """How many layers a known tower's file has, what it lacks by pattern, and what is not known of it."""
+    if index.tower is None:
+        return -1, Counter(), set()
+    family, said = tower_family(index.tower.family), index.tower.parameters
+    typed, there = index.metadata_kind is MetadataKind.TYPED, Counter(parse(name).pattern for name in index.tensors)
+    wanted = Counter(expected(family, GGUF if typed else HF, said))
+    layers = said["layers"] + said.get("extra_layers", 0) if typed else 0  # a checkpoint may have some behind
+    return layers, wanted - there, {stored.name for stored in index.unknown}
 
 
 def _parts_noted(plan: Plan) -> Plan:

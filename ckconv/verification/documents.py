@@ -136,10 +136,10 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
     Nor for one that they follow from.
     """
     found = parameter_differences(out, source)
-    if out.config is None or not found or not (options.set_meta or options.drop_meta):
+    if not found or not (options.set_meta or options.drop_meta):
         return found
     names, form = set[str](), "gguf" if out.metadata_kind is MetadataKind.TYPED else "hf"
-    families = {"": FAMILIES[out.config.family]}
+    families = {"": FAMILIES[out.config.family]} if out.config is not None else {}
     families |= {PREFIX: tower_family(out.tower.family)} if out.tower is not None else {}
     for prefix, family in families.items():
         rows = family.parameters.values()
@@ -559,7 +559,8 @@ def _of_tables(pair: Pair) -> Iterator[Fact]:
     rows = said_by_rows(told_rows(family), scope_of(family, of), "hf")
     said = {key: value for key, value in rows if "." in key}
     tables = {key: mine.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in said))}
-    scaling = out.config.rope_scaling or {}  # of one of the tables, and compared; the other says the same
+    scaling = {**(out.config.rope_scaling or {})}  # of one of the tables, and compared; the other says the same
+    scaling.pop("rope_theta", None)  # of readers that look at the newer table, in which alone it is
     stand = {key for table in TABLES_OF_ROPE for key in tables[table] or ()}
     if not {"mscale", "mscale_all_dim"}.isdisjoint(stand):  # of which readers make the factor
         scaling = {key: value for key, value in scaling.items() if key != "attention_factor" or key in stand}

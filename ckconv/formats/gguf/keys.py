@@ -141,9 +141,16 @@ def resolved(metadata: Mapping[str, Value], pairs: tuple[tuple[str, str], ...]) 
     """Pairs with full keys, and ids for tokens named by their text.
 
     Raises:
-        UsageError: ``usage.meta``, the vocabulary has no such token.
+        UsageError: ``usage.meta``, the vocabulary has no such token, or two flags say two things of one key.
     """
-    return tuple(_resolved(metadata, key, text) for key, text in pairs)
+    found = tuple(_resolved(metadata, key, text) for key, text in pairs)
+    said: dict[str, tuple[str, str]] = {}
+    for (short, _), (key, text) in zip(pairs, found, strict=True):
+        other, before = said.setdefault(key, (short, text))
+        if other != short and before != text:
+            message = f"--set-meta {other} and {short} would have {key} say {quoted(before)} and {quoted(text)}"
+            raise UsageError("usage.meta", message)
+    return found
 
 
 def _resolved(metadata: Mapping[str, Value], short: str, text: str) -> tuple[str, str]:
@@ -226,7 +233,11 @@ def edited(
     planner.options = replace(planner.options, set_meta=pairs)
     parameters = hyperparameters(architecture) if ruled else []
     tensors = {row.key for family in families_of_gguf(architecture) for row in family.tensors.values() if row.key}
-    kept = _dropped(metadata, planner.options.drop_meta, _keys_of(architecture, parameters) | tensors)
+    needed = _keys_of(architecture, [row for row in parameters if not row[1].startswith(_SCALES)]) | tensors
+    if planner.index.tower is not None:
+        rows = towers.tower_family(planner.index.tower.family).parameters.values()
+        needed |= {f"{architecture}.{cell.key}" for row in rows for cell in row.key_cells("gguf")}
+    kept = _dropped(metadata, planner.options.drop_meta, needed)
     decided = _keys_of(architecture, [row for row in parameters if row[0] in SIZES])
     decided |= {ALIGNMENT_KEY, *tensors, *([] if own else [ARCHITECTURE_KEY])}
     made = _with_set(kept, pairs, decided, architecture)
@@ -235,6 +246,10 @@ def edited(
     planner.changes = tuple(_changes(metadata, made, [key for key, _ in pairs]))
     planner.notes += filter(None, (unknown_note(key, architecture) for key, _ in pairs))
     return made
+
+
+#: Keys that ``llama_model_base::load_hparams`` asks for, and does without, whatever the architecture.
+_SCALES = ("rope.freq_base", "rope.scale_linear", "rope.scaling.")
 
 
 def _keys_of(architecture: str, parameters: Iterable[tuple[str, str]]) -> set[str]:
@@ -252,7 +267,7 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
         if not matched:
             raise UsageError("usage.meta", f"--drop-meta {glob} matches no key")
         for key in sorted(matched & needed):
-            raise UsageError("usage.meta", f"--drop-meta {glob} would drop {key}, without which nothing loads the file")
+            raise UsageError("usage.meta", f"--drop-meta {glob} would drop {key}, by which the model is computed")
         going |= matched
     return {key: value for key, value in metadata.items() if key not in going}
 

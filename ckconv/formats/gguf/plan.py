@@ -571,6 +571,13 @@ class GgufPlanner(Planner):
             return
         what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
         self._check_layers(config, read)
+        follow = (row for row in family.parameters.values() if row.value is not None)
+        for key in sorted(f"{family.gguf}.{cell.key}" for row in follow for cell in row.key_cells("gguf")):
+            if key in written and metadata.get(key) == before.get(key) == meant.get(key) != written[key]:
+                was, made = (as_read({key: one})[key].value for one in (before[key], written[key]))
+                keys = ", ".join(key for key, _ in self.options.set_meta)
+                text = f"--set-meta of {keys} makes {key} {made}, and it is {was}"
+                raise UsageError("usage.meta", text, hint=f"--set-meta {key}={made}, too, sets it")
         for key in meant.keys() & metadata.keys():
             none = key.endswith(parameters.ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
             if meant[key] == before.get(key) and written.get(key) != metadata[key] != before[key] and not none:

@@ -127,6 +127,7 @@ class _Edits:
         self._before = {name: self._parsed(name) for name in (*_DOCUMENTS, _SPECIAL)}
         self._after = copy.deepcopy(self._before)
         self._texts: dict[str, bytes] = {}
+        self._flag, self._set_by = "", dict[_Place, tuple[str, Any]]()
         self.changes: list[Change] = []
         self.notes: list[str] = []
         self.refusals: list[Reason] = []
@@ -144,6 +145,7 @@ class _Edits:
         """``--set-meta``."""
         if header_key(self._index, key):
             return  # the headers have it
+        self._flag = key
         role, _, kind = key.rpartition("_")
         if kind == "token" and role in _ROLES and _TOKENIZER in self._side:
             self._set_token(role, text)
@@ -289,7 +291,11 @@ class _Edits:
             del table[key]
             new = None
         else:
-            table[key] = new
+            other, said = self._set_by.get(place, (self._flag, new))
+            if other != self._flag and said != new:
+                text = f"--set-meta {other} and {self._flag} would have {place} say {said!r} and {new!r}"
+                raise UsageError("usage.meta", text)
+            self._set_by[place], table[key] = (self._flag, new), new
         self.changes.append(Change(str(place), old, new))
         if place.file == CONFIG_NAME and len(place.path) == 1 + bool(text_key(self._after[CONFIG_NAME])):
             self._note_unread(key, new)
