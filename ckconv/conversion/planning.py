@@ -559,7 +559,7 @@ def _check_tower(out: TensorIndex, twin: TensorIndex, plan: Plan, flags: str) ->
 
 
 def _at_odds(index: TensorIndex) -> tuple[int, Counter[str], set[str]]:
-    """How many layers a known tower's file has, what it lacks by pattern, and what is not known of it."""
+    """Layers of a known tower, patterns that are missing, and unknown names."""
     if index.tower is None:
         return -1, Counter(), set()
     family, said = tower_family(index.tower.family), index.tower.parameters

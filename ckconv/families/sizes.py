@@ -201,7 +201,7 @@ def everywhere(family: Family, parameters: Mapping[str, Any]) -> dict[str, Seque
 def layers_by_pattern(
     family: Family, parameters: Mapping[str, Any], patterns: Collection[str]
 ) -> dict[str, Sequence[int]]:
-    """Canonical pattern -> layers that have it, whether this model does or not."""
+    """Canonical pattern -> layers that may have it."""
     scope = Scope(family, parameters)
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
