@@ -53,7 +53,7 @@ class Direction:
         keys, of: equal ones of all.
         left_out: tensors of the source for which the other format has no place -> why.
         other: key -> (there, made), ``None`` for nothing.
-        more: keys of config.json that are made, and are not there.
+        more: keys of config.json itself that are made, and are not there.
     """
 
     error: str = ""
@@ -186,7 +186,7 @@ def _made(
         made, keys = _document(json.loads(bytes(content))), FAMILIES[family.stem].document.keys.keys
         said = _document(there.metadata)
         pairs, kinds = {}, {}
-        found.more = {key: made[key] for key in made.keys() - said.keys() - _WRITER}
+        found.more = {key: made[key] for key in sorted(made.keys() - said.keys() - _WRITER) if "." not in key}
         for key in {*said, *made} - _WRITER:
             row = keys.get(key, keys.get(key.partition(".")[0]))
             if key in said and (key in made or row is None or row.kind is not Kind.HARMLESS):

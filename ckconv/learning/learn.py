@@ -714,8 +714,9 @@ class _Draft:
     def add_keys(self, family: Family, made: Mapping[str, Any]) -> None:
         """Take keys for seen that config.json has for mlx-lm alone, or of a GGUF."""
         sizes = {name for expression in family.axes.values() for name in expression.names}
-        free = {cell.key for name in sizes & family.parameters.keys()
-                for cell in family.parameters[name].key_cells("hf")}  # fmt: skip
+        keys = {name: {cell.key for cell in row.key_cells("hf")} for name, row in family.parameters.items()}
+        free = {key for name, said in keys.items() for key in said
+                if name in sizes or any(ANY in listed(self._keys.seen.get(other, ())) for other in said)}  # fmt: skip
         for key, value in made.items():
             if key not in self._keys.seen:
                 self._keys.seen[key] = [*([ANY] if key in free else listed(value)), NONE]
