@@ -48,7 +48,8 @@ def without_other_architectures(function: str) -> str:
 
 def calls(function: str, names: dict[str, str]) -> dict[str, bool]:
     """Key -> whether the loader insists on it."""
-    return {names[kv]: "false" not in rest for kv, rest in CALL.findall(function) if kv in names}
+    without = re.compile(r"false|, 0\.0f$")  # a number that was meant for a default is no true
+    return {names[kv]: not without.search(rest) for kv, rest in CALL.findall(function) if kv in names}
 
 
 def main(sources: str, version: str) -> None:
