@@ -691,7 +691,8 @@ def embedding(path: Path, size: int) -> bytes:
 def test_narrowing_is_refused_with_counts_and_done_when_allowed(
     kind: str, code: int, size: int, source: Path, tmp_path: Path, ckconv
 ) -> None:
-    result = ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind)
+    command = ("convert", source, tmp_path / "m.bump", "--bump-version", "3", "--dtype", kind)
+    result = ckconv(*command)
     values = next(t for t in gguf.GGUFReader(source).tensors if t.name == "token_embd.weight").data
     changed = int(np.count_nonzero(rounded(values, kind) != values))
     assert 0 < changed <= values.size
@@ -700,8 +701,9 @@ def test_narrowing_is_refused_with_counts_and_done_when_allowed(
     assert f"token_embd.weight: {changed:,} values" in result.err
     assert "hint: --allow-lossy rounds them" in result.err
     assert names(tmp_path) == ["m.gguf"]
-    result = ckconv("-v", "convert", source, tmp_path / "m.bump", "--dtype", kind, "--allow-lossy")
+    result = ckconv("-v", *command, "--allow-lossy")
     assert result.code == 0
+    assert f"note: no engine of bump 3 loads {kind.upper()} matrices\n" in result.out
     assert f"token_embd.weight: {changed:,} values rounded" in result.out
     data = embedding(tmp_path / "m.bump", values.size * size)
     got = np.frombuffer(data, np.float16).astype(np.float32) if kind == "f16" else (
@@ -714,7 +716,7 @@ def test_narrowing_is_refused_with_counts_and_done_when_allowed(
 @pytest.mark.parametrize(("kind", "source_type"), [("f16", Q.F16), ("bf16", Q.BF16)])
 def test_narrowing_that_changes_nothing_needs_no_leave(kind: str, source_type: Q, tmp_path: Path, ckconv) -> None:
     source = replace(SMALL, matrix=source_type, norm=Q.F32).write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind).code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3", "--dtype", kind).code == 0
     values = next(t for t in gguf.GGUFReader(source).tensors if t.name == "token_embd.weight").data
     assert embedding(tmp_path / "m.bump", values.nbytes) == values.tobytes()
 
@@ -722,7 +724,7 @@ def test_narrowing_that_changes_nothing_needs_no_leave(kind: str, source_type: Q
 def test_keep_keeps_types_and_bytes(tmp_path: Path, ckconv) -> None:
     model = replace(SMALL, matrix=Q.F16, types={"attn_v.weight": Q.BF16}, norm=Q.F32)
     source = model.write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", "keep").code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", "keep", "--bump-version", "3").code == 0
     table = (tmp_path / "m.bump").read_bytes()[0x84:][:8]
     assert table == bytes([2, 0, 0, 0, 2, 0, 2, 0])
     assert ckconv("verify", tmp_path / "m.bump", source).code == 0
@@ -730,6 +732,8 @@ def test_keep_keeps_types_and_bytes(tmp_path: Path, ckconv) -> None:
     kept = ckconv("convert", blocks, f"{tmp_path}/q/", "--to", "bump", "--dtype", "keep")
     assert kept.code == 0
     assert "copied 20 byte for byte" in kept.out
+    assert "bump 5 was chosen; bump 3 cannot hold the model: no engine of bump 3 loads Q8_0 matrices" in kept.out
+    assert "computed right by the engine of April 2026 and of July 2026" in kept.out
     blocks = replace(K, matrix=Q.Q5_K).write(tmp_path / "5.gguf")
     result = ckconv("convert", blocks, tmp_path / "5.bump", "--dtype", "keep", "--bump-version", "3")
     assert result.code == 4

@@ -287,7 +287,7 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
             other, _ = again(options=replace(plan.options, **changes, file_name=""))
         except CkconvError:
             continue
-        if not other.refusals:
+        if not other.refusals and other.engines != ():  # a file that no engine computes helps nobody
             kept = (
                 "" if other.record or not format_of(other.format).keeps_source else "; SRC cannot be restored from it"
             )

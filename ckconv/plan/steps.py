@@ -389,7 +389,7 @@ class Plan:
     refusals: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     rope_layout: str = ""
-    engines: tuple[str, ...] = ()
+    engines: tuple[str, ...] | None = None
     alternative: str = ""
     contents: Callable[[], Container] = lambda: Container(())
     record: Beside | None = None

@@ -18,7 +18,7 @@ from ckconv.families import catalog, parameters, sizes
 from ckconv.formats.bump import ages, sidefiles, slots
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.plan.probe import SourceFacts, zeros
-from ckconv.plan.steps import Plan, Reason, decode
+from ckconv.plan.steps import Plan, Reason, decode, decoding_hint
 from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_of, texts_of, tokenizer_of
 
 # -- Version of bump that holds a model best, and flags that help ------------------------------------------------------
@@ -46,7 +46,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
         return _leading(plan)
     plans: list[Plan] = []
     for version in _AUTO:
-        plan = _unless_k_quants(plan_of(version))
+        plan = _unless_floats(plan_of(version))
         if not plan.refusals:
             return plan.with_notes(_why(plan, plans))
         plans.append(plan)
@@ -60,8 +60,11 @@ def _leading(plan: Plan) -> Plan:
     return replace(plan, refusals=tuple(Reason(reason.text) for reason in plan.refusals))
 
 
-def _unless_k_quants(plan: Plan) -> Plan:
-    """Refuse bump 3 with K-quants unless asked: one engine at most runs it."""
+def _unless_floats(plan: Plan) -> Plan:
+    """Refuse bump 3 of other types than FP32 unless asked.
+
+    One engine at most runs it.
+    """
     who = slots.computed_by([step.target.dtype.name for step in plan.steps], ages.numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
@@ -212,6 +215,7 @@ class Remedies:
 # and the kernels it calls; upstream's own GGUF script breaks several of them.
 
 _K_QUANT_BLOCK = 256
+_OUTPUT = "attention.output.weight"
 
 #: Bytes for keys, values and logits that are worth a note: what build_activation_specs (build_ir_v8.py) reserves of any
 #: context, for every layer and as FP32.
@@ -281,25 +285,34 @@ class Bump3Planner(BumpPlanner):
     def _check_types(self, types: Mapping[str, DType]) -> None:
         """Refuse blocks whose rows the loader wants padded, as blocks cannot be."""
         g = self.geometry
+        decoding = "" if self.quantized_as else "--dequantize decodes them to FP32"
         if any(dtype.block == _K_QUANT_BLOCK for dtype in types.values()):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):
                 if size % _K_QUANT_BLOCK:
                     self.refuse(
-                        f"{what} size {size} is not a multiple of 256, which the loader wants of K-quants",
-                        "--dequantize decodes them to FP32",
+                        f"{what} size {size} is not a multiple of 256, which the loader wants of K-quants", decoding
                     )
-        flat = [n for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]
+        flat = [f"layers.{n}.{_OUTPUT}" for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]
         if flat and g.heads * g.aligned_head != g.aligned_hidden:
             self.refuse(
                 f"a quantized wo must have heads x padded head size = hidden, not {g.heads} x {g.aligned_head}",
-                "--dequantize decodes them to FP32",
+                self._as_floats([self.tensors[name] for name in flat]),
             )
         if any(t.block > 1 and (g.hidden % t.block or g.ffn % t.block) for t in types.values()):
-            self.refuse(
-                f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize decodes them to FP32"
-            )
+            self.refuse(f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", decoding)
         who = slots.computed_by([dtype.name for dtype in types.values()], self.numbering)
         self.notes += [who] if who else []
+
+    def _as_floats(self, tensors: Sequence[Tensor]) -> str:
+        """Flag that makes these quantized matrices FP32; empty for none."""
+        if not any(tensor.name in self.quantized_as for tensor in tensors):
+            mine = [tensor.source for tensor in tensors]
+            blocks = {tensor.source for tensor in self.tensors.values() if tensor.dtype.block > 1}
+            return decoding_hint(mine, blocks - {*mine})
+        globs = {parse(tensor.source).pattern.replace("{n}", "*") for tensor in tensors}
+        rules = "".join(f",{glob}=f32" for glob in sorted(globs))
+        every = all(tensor.name in self.quantized_as for tensor in tensors)
+        return f"--quantize '{self.options.quantize}{rules}' takes another type" if every else ""
 
     def _check_rows(self, *, interleaved: bool) -> None:
         if interleaved:

@@ -390,6 +390,8 @@ def computed_by(types: Collection[str], numbering: str) -> str:
         types: their names.
         numbering: of its dtype table, ``v3`` or ``v4``.
     """
+    if never := sorted({*types} - K_QUANTS - {"F32"}):  # the loader's init fails with -6
+        return f"no engine of bump 3 loads {' and '.join(never)} matrices"
     held = " and ".join(sorted(K_QUANTS & set(types)))
     if not held:
         return ""
