@@ -114,6 +114,39 @@ def test_a_type_that_was_asked_for_is_written_and_said_to_be_wrong(tmp_path: Pat
     assert manifest(tmp_path)["config"]["ckconv_engines"] == []
 
 
+def test_bump_3_of_types_that_no_engine_of_it_loads_is_written_only_if_asked_for(tmp_path: Path, ckconv) -> None:
+    """Such files were chosen by default, and a way out led to one; the engine's init ended with -6."""
+    source = Model(matrix=Q.BF16).write(tmp_path / "m.gguf")
+    chosen = ckconv("convert", source, f"{tmp_path}/5/", "--to", "bump", "--dtype", "keep")
+    assert "bump 5 was chosen; bump 3 cannot hold the model: no engine of bump 3 loads BF16 matrices" in chosen.out
+    assert manifest(tmp_path / "5")["config"]["ckconv_engines"] == ["july"]
+    asked = ckconv("convert", source, f"{tmp_path}/3/", "--to", "bump", "--dtype", "keep", "--bump-version", 3)
+    assert (asked.code, "  note: no engine of bump 3 loads BF16 matrices\n" in asked.out) == (0, True)
+    assert "note\tno engine of bump 3 loads BF16 matrices\n" in ckconv("inspect", tmp_path / "3").out
+    blocks = Model(matrix=Q.Q8_0).write(tmp_path / "8.gguf")
+    refused = ckconv("convert", blocks, f"{tmp_path}/8/", "--to", "bump", "--bump-version", 3)
+    assert (refused.code, "way out: --dequantize: " in refused.err, "bf16" in refused.err) == (4, True, False)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "flags", "hint"),
+    [
+        (Q.Q6_K, (), ("--decode", "blk.*.attn_output.weight")),
+        (Q.F32, ("--quantize", "q6_k"), ("--quantize", "q6_k,blk.*.attn_output.weight=f32")),
+    ],
+)
+def test_an_output_projection_of_padded_heads_has_floats(
+    matrix: Q, flags: tuple[str, ...], hint: tuple[str, str], tmp_path: Path, ckconv
+) -> None:
+    source = Model(matrix=matrix, hidden=256, ffn=256, heads=32, kv_heads=8).write(tmp_path / "m.gguf")
+    command = ("convert", source, f"{tmp_path}/b/", "--to", "bump", "--engine", "april", "--bump-version", 3)
+    refused = ckconv(*command, *flags)
+    assert "a quantized wo must have heads x padded head size = hidden, not 32 x 16\n" in refused.err
+    assert f"hint: {hint[0]} '{hint[1]}' " in refused.err
+    made = ckconv(*command, *hint)
+    assert (made.code, "only the v1 runtime of April 2026 computes it" in made.out) == (0, True)
+
+
 @pytest.mark.parametrize(("family", "written"), [("llama", {"fp32"}), ("phi3", {"fp32", "q8_0"})])
 def test_rows_that_are_no_blocks_stay_floats(family: str, written: set[str], tmp_path: Path, ckconv) -> None:
     """llama-quantize makes them F16, which no age computes; such a file was written, and none loaded it."""
