@@ -1146,6 +1146,53 @@ def test_a_gguf_says_what_its_blocks_were_weighed_by(source: str, bug: Bug, tmp_
         assert command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")[0] == 5
 
 
+@pytest.mark.parametrize(
+    ("key", "bug"),
+    [
+        *(
+            (key, keyed(key, *value))
+            for key, value in [
+                *[
+                    ("general.name", ()),
+                    ("general.name", ("x",)),
+                    ("general.type", ("x",)),
+                    ,
+                ],
+                *[
+                    ("general.quantization_version", (7,)),
+                    ("general.file_type", (7,)),
+                    ,
+                ],
+            ]
+        ),
+        *(
+            (key, keyed_in(key, typed.scalar(kind, value)))
+            for key, kind, value in [
+                *[
+                    ("general.license", "str", "mit"),
+                    ("llama.no_such_key", "u32", 1),
+                    ("llama.logit_scale", "f32", 3.0),
+                ],
+                *[("tokenizer.ggml.fim_pre_token_id", "u32", 7), ("tokenizer.ggml.eos_token_id", "u32", 7)],
+                *[("llama.block_count", "u64", 2), ("llama.pooling_type", "u32", 1)],
+                *[("tokenizer.chat_template", "str", "x"), ("tokenizer.ggml.model", "str", "gpt2")],
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize("version", ["3", "5"])
+def test_a_gguf_out_of_a_bump_file_says_what_that_does(version: str, key: str, bug: Bug, tmp_path: Path) -> None:
+    asked = "--to", "bump", "--bump-version", version, "--no-source-record"
+    assert command("convert", str(FIXTURES / AUTO), f"{tmp_path}/m.bump", *asked)[0] == 0
+    with broken(MADE, bug) as calls:
+        status, printed = command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/m.gguf")
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+        assert command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/m.gguf", "--no-verify")[0] == 0
+        assert command("verify", f"{tmp_path}/m.gguf", f"{tmp_path}/m.bump")[0] == 5
+    status, printed = command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/m.gguf", "--force")
+    assert (status, "verified" in printed) == (0, True), printed
+
+
 @pytest.mark.parametrize("source", [HF, AUTO])
 @pytest.mark.parametrize(
     "key", ["quantize.imatrix.file", "llama.pooling_type", "no.such_key", "tokenizer.ggml.eot_token_id"]

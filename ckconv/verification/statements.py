@@ -112,7 +112,7 @@ def _faults_of(
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
         yield from adapter_faults(out, source)
-    made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
+    made = out.metadata_kind is MetadataKind.TYPED is not source.metadata_kind
     if made and source.adapter is None and (out.config or out.tower):
         yield from general_faults(out, source, options)
         yield from tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
@@ -156,7 +156,7 @@ def _of_pooling(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
-        alone = source.metadata_kind is MetadataKind.DOCUMENT and key not in _own_keys(out)  # some always pool alike
+        alone = source.metadata_kind is not MetadataKind.TYPED and key not in _own_keys(out)  # some always pool alike
         if (meant or alone) and mine != meant:
             yield Fact(key, str(mine) if mine else None, str(meant) if meant else None)
 
@@ -357,18 +357,21 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         rows = out.tensors["token_embedding.weight"].shape[0] if "token_embedding.weight" in out.tensors else None
         sizes = {f"{out.architecture}.vocab_size": rows, **dict(_sizes_of_a_head(out, source))}
         yield from held({key: stored_value(out, key) for key in sizes}, sizes, other=_are_other_numbers)
-        if source.metadata_kind is MetadataKind.DOCUMENT:
-            assert out.config is not None
-            own, known = _own_keys(out), known_types(out.architecture, out.config.family)
-            said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
-            for key in sorted(out.metadata.keys() - {key for key in out.metadata if key.startswith(_OF_FILES)}):
-                kind, kinds = out.metadata[key].type, types_of(key, known)
-                of_model = key.startswith(f"{out.architecture}.")
-                stray = re.match(said, key) if of_model else not kinds or is_named((key,), needed()["strays"]["never"])
-                if stray and key not in own and taken.get(key) != (kind, stored_value(out, key)):
-                    yield Fact(key, shown(stored_value(out, key)), None)
-                elif kinds and kind not in kinds and not kind.startswith("arr["):  # llama.cpp stops at another type
-                    yield Fact(key, kind, kinds[0])
+        assert out.config is not None
+        own, known = _own_keys(out), known_types(out.architecture, out.config.family)
+        said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
+        for key in sorted(out.metadata.keys() - {key for key in out.metadata if key.startswith(_OF_FILES)}):
+            kind, kinds = out.metadata[key].type, types_of(key, known)
+            of_model = key.startswith(f"{out.architecture}.")
+            stray = re.match(said, key) if of_model else not kinds or is_named((key,), needed()["strays"]["never"])
+            if stray and key not in own and taken.get(key) != (kind, stored_value(out, key)):
+                yield Fact(key, shown(stored_value(out, key)), None)
+            elif kinds and kind not in kinds and not kind.startswith("arr["):  # llama.cpp stops at another type
+                yield Fact(key, kind, kinds[0])
+        if source.metadata_kind is MetadataKind.OWN:  # its words are not how a text is cut
+            ours = {key: stored_value(out, key) for key in out.metadata if key.startswith("tokenizer.")}
+            template = source.metadata.get(_TEMPLATE) or None
+            yield from held(ours, {"tokenizer.ggml.model": "no_vocab", f"tokenizer.{_TEMPLATE}": template})
         return
     behind = any(name.startswith("dense_") for name in source.tensors.keys() - out.tensors.keys())
     for key in (*source.metadata, *sorted(out.metadata.keys() - source.metadata.keys())):
