@@ -1152,17 +1152,8 @@ def test_a_gguf_says_what_its_blocks_were_weighed_by(source: str, bug: Bug, tmp_
         *(
             (key, keyed(key, *value))
             for key, value in [
-                *[
-                    ("general.name", ()),
-                    ("general.name", ("x",)),
-                    ("general.type", ("x",)),
-                    ,
-                ],
-                *[
-                    ("general.quantization_version", (7,)),
-                    ("general.file_type", (7,)),
-                    ,
-                ],
+                *[("general.name", ()), ("general.name", ("x",)), ("general.type", ("x",))],
+                *[("general.quantization_version", (7,)), ("general.file_type", (7,))],
             ]
         ),
         *(
