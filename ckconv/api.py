@@ -28,15 +28,8 @@ from ckconv.core.late import NDArray, dataclass
 from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown
-from ckconv.formats import (
-    adapter_outputs,
-    hazards,
-    model_outputs,
-)
-from ckconv.formats.destination import (
-    STDOUT,
-    places_in,
-)
+from ckconv.formats import adapter_outputs, hazards, model_outputs
+from ckconv.formats.destination import STDOUT, places_in
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io import StrPath, as_path

@@ -53,13 +53,7 @@ from ckconv.io.files import Files, Progress, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces, values_of
 from ckconv.quant.convert import Conversion, convertible, decodable, decode, shifted, way_between
 from ckconv.quant.packed import NOT_WEIGHTS
-from ckconv.verification.content import (
-    COVERED,
-    SPELLING,
-    Fact,
-    content_of_index,
-    differences,
-)
+from ckconv.verification.content import COVERED, SPELLING, Fact, content_of_index, differences
 from ckconv.verification.documents import CARRIED
 from ckconv.verification.statements import ENOUGH, required_keys
 

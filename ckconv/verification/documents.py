@@ -39,16 +39,7 @@ from ckconv.families.parameters import scope_of
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
-from ckconv.verification.content import (
-    Fact,
-    engine_row,
-    held,
-    needed,
-    of_files,
-    read_whole,
-    shown,
-    unequal,
-)
+from ckconv.verification.content import Fact, engine_row, held, needed, of_files, read_whole, shown, unequal
 from ckconv.verification.tokenizers import ALL_ROLES, pieces, roles_of_keys
 
 #: Keys of a configuration that say how values are stored, or who wrote it.

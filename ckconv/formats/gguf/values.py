@@ -300,10 +300,9 @@ def read_string(cursor: Cursor, length: struct.Struct, cap: int, what: str, key:
     Raises:
         InputError: ``gguf.string``, the length passes ``cap`` or the end of the input; ``gguf.truncated``.
     """
-    offset = cursor.offset
     nbytes = length.unpack(cursor.need(length.size, what, key))[0]
     if nbytes > cap or not cursor.has(nbytes):
-        raise _bad_string(cursor, of_key(what, key), offset, nbytes, cap)
+        raise _bad_string(cursor, of_key(what, key), cursor.offset - length.size, nbytes, cap)
     return cursor.take(nbytes)
 
 
@@ -323,7 +322,6 @@ def _bad_string(cursor: Cursor, what: str, offset: int, nbytes: int, cap: int) -
 
 
 def _read_type(cursor: Cursor, key: str, what: str) -> ValueType:
-    offset = cursor.offset
     number = U32.unpack(cursor.need(U32.size, "the type of key", key))[0]
     kind = VALUE_TYPES.get(number)
     if kind is None:
@@ -331,7 +329,7 @@ def _read_type(cursor: Cursor, key: str, what: str) -> ValueType:
             "gguf.value-type",
             f"key {quoted(key)} {what} {number} (0 to {max(VALUE_TYPES)} exist)",
             path=cursor.path,
-            offset=offset,
+            offset=cursor.offset - U32.size,
             found=number,
             allowed=max(VALUE_TYPES),
         )
