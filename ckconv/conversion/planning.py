@@ -542,6 +542,9 @@ def _check_tower(out: TensorIndex, twin: TensorIndex, plan: Plan, flags: str) ->
     """
     from ckconv.formats.huggingface.read import tower_index
 
+    was, now = (tower_of_document(document_of(one.metadata)) for one in (twin, out))
+    if was is not now:  # the class is another, as a note says
+        return
     side = plan.contents().side_files
     documents = {name: b"".join(pieces_of(side[name])) for name in side if name.endswith("processor_config.json")}
     read = (lambda one: one) if twin.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
