@@ -91,6 +91,19 @@ def test_a_card_goes_into_a_gguf_and_back(ckconv, tmp_path: Path) -> None:
         assert ckconv("verify", back, tmp_path / "m.gguf").code == 0
 
 
+@pytest.mark.parametrize(("name", "title"), [("ırmak", "Irmak"), ("\ufb01ne", "Fine"), ("---", None)])
+def test_titles_that_letters_change_in_are_proved(ckconv, tmp_path: Path, name: str, title: str | None) -> None:
+    shutil.copytree(QWEN2, tmp_path / "model")
+    card = f"---\nbase_model: an-org/{name}\n---\n"
+    (tmp_path / "model" / "README.md").write_text(card, encoding="utf-8")
+
+    assert ckconv("convert", tmp_path / "model", tmp_path / "m.gguf").code == 0
+
+    found = gguf.GGUFReader(tmp_path / "m.gguf").fields.get("general.base_model.0.name")
+    assert (found.contents() if found else None) == title
+    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "model").code == 0
+
+
 def test_a_gguf_that_says_nothing_makes_no_card(ckconv, tmp_path: Path) -> None:
     source, silent = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf", tmp_path / "silent.gguf"
     assert ckconv("edit", source, silent, "--drop-meta", "general.name").code == 0

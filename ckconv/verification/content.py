@@ -410,8 +410,9 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
     said = _labels(source) if out.tower is None else {}
     labels = {key for key in out.metadata if key.startswith("general.")} - ({*table["own"]} - said.keys())
     mine = {key: stored_value(out, key) for key in labels}
-    titles = {key for key in mine.keys() & said.keys() if re.search(_TITLE, key)}
-    yield from held(mine, said | {key: mine[key] for key in titles if _letters(str(mine[key])) == _letters(said[key])})
+    titles = {key: mine.get(key) for key in said if re.search(_TITLE, key)}  # of a dash, none is written
+    alike = {key: it for key, it in titles.items() if _letters(str(it or "")) == _letters(said[key])}
+    yield from held(mine, said | alike)
     name, names = stored_value(out, _NAME), [*_names(source)]
     if name is None:
         words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
@@ -449,8 +450,8 @@ def _names(source: TensorIndex) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    folded = normalize("NFKC", text.encode("utf-8", "replace").decode()).casefold()  # of ligatures titles have letters
-    return re.sub(r"[\W_]", "", normalize("NFKC", folded))
+    folded = normalize("NFKC", text.encode("utf-8", "replace").decode()).upper()  # of ligatures titles have letters
+    return re.sub(r"[\W_]", "", normalize("NFKC", folded.casefold()))
 
 
 def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
