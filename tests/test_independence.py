@@ -1184,6 +1184,17 @@ def test_a_gguf_out_of_a_bump_file_says_what_that_does(version: str, key: str, b
     assert (status, "verified" in printed) == (0, True), printed
 
 
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "decoder_start_token_id"])
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+def test_a_document_out_of_a_bump_file_has_no_role_that_it_does_not_say(to: str, key: str, tmp_path: Path) -> None:
+    assert command("convert", str(FIXTURES / AUTO), f"{tmp_path}/m.bump", *BUMP, "--no-source-record")[0] == 0
+    with broken(CONFIG, added(key, 7)) as calls:
+        status, printed = command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/out/", "--to", to)
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+    status, printed = command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/out/", "--to", to)
+    assert (status, "verified" in printed) == (0, True), printed
+
+
 @pytest.mark.parametrize("source", [HF, AUTO])
 @pytest.mark.parametrize(
     "key", ["quantize.imatrix.file", "llama.pooling_type", "no.such_key", "tokenizer.ggml.eot_token_id"]

@@ -471,6 +471,13 @@ def _of_words(pair: Pair) -> Iterator[Fact]:
             yield pair.fault(key, meant[-1])
 
 
+def _of_roles(pair: Pair) -> Iterator[Fact]:
+    """Faults of roles of tokens, as the document beside a bump file says them."""
+    for key in sorted(key for key in _SAID_ALIKE if key.endswith("_token_id")):
+        if pair.mine.get(key) is not None and unequal(pair.mine[key], pair.source.metadata.get(key)):
+            yield pair.fault(key, pair.source.metadata.get(key))
+
+
 def _of_readers(pair: Pair) -> Iterator[Fact]:
     """Faults of a document that its reader takes in part.
 
@@ -688,6 +695,7 @@ _RULES: tuple[tuple[Callable[[Pair], bool], Callable[[Pair], Iterator[Fact]]], .
     *((lambda pair: pair.of_text, rule) for rule in (_besides, _of_stored, _of_readers, _of_written)),
     (lambda pair: pair.of_text and pair.typed, _of_tables),
     (lambda pair: pair.of_text and not pair.typed, _of_words),
+    (lambda pair: pair.of_text and pair.source.metadata_kind is MetadataKind.OWN, _of_roles),
     *((lambda pair: pair.out.config is not None, rule) for rule in (_of_class, _of_head)),
     (lambda pair: True, _of_engine),
     (lambda pair: not pair.typed, _of_source),
