@@ -27,6 +27,8 @@ import pytest
 from checkpoints import Decoder, save, save_gguf
 from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
+from safetensors.numpy import save_file
+from test_diffusion import original
 from test_floors import FILES, WRITES
 from test_quantize import save_dat
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
@@ -1181,6 +1183,34 @@ def test_a_gguf_out_of_a_bump_file_says_what_that_does(version: str, key: str, b
         assert command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/m.gguf", "--no-verify")[0] == 0
         assert command("verify", f"{tmp_path}/m.gguf", f"{tmp_path}/m.bump")[0] == 5
     status, printed = command("convert", f"{tmp_path}/m.bump", f"{tmp_path}/m.gguf", "--force")
+    assert (status, "verified" in printed) == (0, True), printed
+
+
+@pytest.mark.parametrize(
+    ("key", "bug"),
+    [
+        *(
+            (f"general.{key}", keyed(f"general.{key}", *value))
+            for key, value in [
+                *[("architecture", ("sdxl",)), ("architecture", ()), ("file_type", (7,))],
+                *[("quantization_version", (7,)), ("quantization_version", ())],
+            ]
+        ),
+        *(
+            (key, keyed_in(key, typed.scalar("str", "x")))
+            for key in ("general.type", "general.author", "flux.no_such_key")
+        ),
+    ],
+)
+def test_a_gguf_of_a_model_that_diffuses_has_no_other_keys(key: str, bug: Bug, tmp_path: Path) -> None:
+    source = tmp_path / "flux.safetensors"
+    save_file(original(np.float16), source)
+    with broken("DiffusionPlanner._metadata", bug) as calls:
+        status, printed = command("convert", str(source), f"{tmp_path}/m.gguf")
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+        assert command("convert", str(source), f"{tmp_path}/m.gguf", "--no-verify")[0] == 0
+        assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] in (3, 5)  # none is read without the key
+    status, printed = command("convert", str(source), f"{tmp_path}/m.gguf", "--force")
     assert (status, "verified" in printed) == (0, True), printed
 
 

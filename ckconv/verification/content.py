@@ -399,13 +399,15 @@ def held(
 
 #: Keys of names that programs spell with other capitals and separators.
 _TITLE = r"\.\d+\.(name|organization)$"
-_TYPE, _NAME, FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name", "file_type", "quantization_version"))
+_TYPE, _NAME, FILE_TYPE, VERSION_KEY = (
+    f"general.{key}" for key in ("type", "name", "file_type", "quantization_version")
+)
 
 
 def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """Faults of the keys at the head of a model's file."""
     table = needed()["general"]
-    meant = {_TYPE: table["types"][out.tower is not None], _VERSION: table["version"]}
+    meant = {_TYPE: table["types"][out.tower is not None], VERSION_KEY: table["version"]}
     yield from held({key: stored_value(out, key) for key in meant}, meant)
     said = _labels(source) if out.tower is None else {}
     labels = {key for key in out.metadata if key.startswith("general.")} - ({*table["own"]} - said.keys())
@@ -420,7 +422,7 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
             yield Fact(_NAME, None, shown(names[0]))
     elif _letters(str(name)) not in map(_letters, names):
         yield Fact(_NAME, shown(name), shown(names[0]))
-    yield from _file_type(out, options)
+    yield from file_type_faults(out, options)
 
 
 def _labels(source: TensorIndex) -> dict[str, Any]:
@@ -454,7 +456,7 @@ def _letters(text: str) -> str:
     return re.sub(r"[\W_]", "", normalize("NFKC", folded.casefold()))
 
 
-def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
+def file_type_faults(out: TensorIndex, options: Options) -> Iterator[Fact]:
     """The fault of a file type that is not that of most matrices."""
     number, recipes = stored_value(out, FILE_TYPE), needed()["file_types"]["recipes"]
     words = (word.strip() for word in options.quantize.upper().split(",") if "=" not in word)  # for single matrices

@@ -27,14 +27,16 @@ from ckconv.families.keys import TABLES_OF_ROPE, full_key
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.parameters import differ
 from ckconv.families.schema import MLX_VLM
-from ckconv.families.towers import tower_family, tower_of_document
+from ckconv.families.towers import ORIGINAL_SHAPE, tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS, known_types, types_of
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
 from ckconv.io.imatrix import read_imatrix
 from ckconv.verification.content import (
     FILE_TYPE,
+    VERSION_KEY,
     Fact,
     content_of_index,
+    file_type_faults,
     general_faults,
     held,
     is_named,
@@ -116,6 +118,8 @@ def _faults_of(
     if made and source.adapter is None and (out.config or out.tower):
         yield from general_faults(out, source, options)
         yield from tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
+    elif made and source.adapter is source.config is source.tower is None:
+        yield from diffusion_faults(out, source, options)
     if out.adapter is not None or source.adapter is not None:
         return
     typed = out.metadata_kind is source.metadata_kind is MetadataKind.TYPED
@@ -556,6 +560,14 @@ def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
     meant = {full_key(out.architecture, key): value for key, value in said if value is not None}
     own = meant.keys() | {key for key in out.metadata if not key.startswith(("general.", _PARTS))}
     yield from held({key: stored_value(out, key) for key in own}, meant, other=_other)
+
+
+def diffusion_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults of the keys of a model that diffuses, which has few of them."""
+    apart = (FILE_TYPE, ORIGINAL_SHAPE, _PARTS)  # shapes are compared
+    mine = {key: stored_value(out, key) for key in out.metadata if not key.startswith(apart)}
+    yield from held(mine, {"general.architecture": source.architecture, VERSION_KEY: needed()["general"]["version"]})
+    yield from file_type_faults(out, options)
 
 
 def _other(mine: Any, meant: Any) -> bool:
