@@ -118,7 +118,7 @@ def _faults_of(
     if made and source.adapter is None and (out.config or out.tower):
         yield from general_faults(out, source, options)
         yield from tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
-    elif made and source.adapter is source.config is source.tower is None:
+    elif made and not (source.adapter or source.config or source.tower):
         yield from diffusion_faults(out, source, options)
     if out.adapter is not None or source.adapter is not None:
         return
