@@ -478,3 +478,14 @@ def test_a_t5_whose_gguf_has_no_head_is_still_its_embedding(tmp_path: Path) -> N
 
     document = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (document["scale_decoder_outputs"], document["tie_word_embeddings"]) == (False, True)
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_text_part_of_a_class_that_has_none_is_refused_by_its_key(to: str, tmp_path: Path) -> None:
+    """No class of a text model reads it; this reader took its epsilon."""
+    case = next(cases("mixtral"))
+    config = {**case.recorded["config"], "text_config": {"rms_norm_eps": 0.5}}
+    source = checkpoint({**case.recorded, "config": config}, tmp_path / "hf", case.tokenizer)
+    with pytest.raises(UnsupportedError, match=r"text_config = .*, a key that ckconv does not know of mixtral"):
+        ckconv.convert(source, tmp_path / "out", to=to)
+    assert ckconv.convert(source, tmp_path / "copy", to="safetensors").verified

@@ -722,7 +722,12 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     if own is config and named and not _is_class_of(named, family):
         foreign = named
     known = not family.document.closed and _model_type(own, family) == own.get("model_type")
-    if known and not code and not foreign:
+    layers = {cell.key for cell in family.parameters["layers"].key_cells("hf")} if "layers" in family.parameters else {}
+    part = text_part(config)
+    alone = part is not config and "model_type" not in part and not towers.tower_of_document(config)
+    if alone and not config.keys().isdisjoint(layers):
+        unknown = [*unknown, text_key(config)]  # the class of a text model reads none, and this reader would
+    elif known and not code and not foreign:
         return unknown, []
     said = "no model_type" if own.get("model_type") is None else "model_type, architectures"
     whose = f"{family.name} ({said})"

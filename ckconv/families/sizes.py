@@ -195,13 +195,10 @@ def always(family: Family, format: str) -> frozenset[str]:
 
 def everywhere(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Canonical pattern -> layers, of tensors in every GGUF of the family."""
-    return layers_by_pattern(family, parameters, always(family, "gguf"))
+    return _layers_of(family, parameters, always(family, "gguf"))
 
 
-def layers_by_pattern(
-    family: Family, parameters: Mapping[str, Any], patterns: Collection[str]
-) -> dict[str, Sequence[int]]:
-    """Canonical pattern -> layers that may have it."""
+def _layers_of(family: Family, parameters: Mapping[str, Any], patterns: Collection[str]) -> dict[str, Sequence[int]]:
     scope = Scope(family, parameters)
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
@@ -263,7 +260,7 @@ def loaded(family: Family, engine: str) -> frozenset[str]:
 
 def at_will(family: Family, engine: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Canonical pattern -> layers, of tensors that an engine loads if present."""
-    return layers_by_pattern(family, parameters, loaded(family, engine))
+    return _layers_of(family, parameters, loaded(family, engine))
 
 
 def required(family: Family, engine: str) -> frozenset[str]:

@@ -108,6 +108,11 @@ class Rows:
         self._write_fused()
         self.tensors = {name: row for name, row in self.tensors.items() if row}
 
+    def _in_every_layer(self, patterns: Sequence[str]) -> bool:
+        """Whether tensors that some pair has are in all of its layers."""
+        found = ((pair, pattern) for pair in self._pairs for pattern in patterns if pattern in pair.target)
+        return all("{n}" not in pattern or len(pair.target[pattern]) >= pair.layers for pair, pattern in found)
+
     def _there(self, row: TensorRow) -> bool | None:
         """Whether the base would have the tensor; ``None`` if unsaid."""
         return None if row.when is None else self._value(row.when, 0)
@@ -326,7 +331,8 @@ class Rows:
         if row is not None and row.when is not None and name != _HEAD:
             if [self._value(row.when, n) for n in range(len(self._pairs))] != there:
                 entry["when"] = "true"
-            self.loaded.append(name if row.whole_name else f"{name}.weight")
+            if self._in_every_layer(weights):  # else nothing requires it of those that have none
+                self.loaded.append(name if row.whole_name else f"{name}.weight")
             self.optional |= set() if all(there) else {f"{name}.weight"}
         elif any(there) != all(there) and name != _HEAD and (switch := self._switch(weights, there)):
             entry["when"] = switch

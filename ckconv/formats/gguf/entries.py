@@ -52,7 +52,6 @@ from ckconv.families.sizes import (
     at_will,
     conditional,
     everywhere,
-    layers_by_pattern,
     layers_with,
     layout_in,
     loaded,
@@ -186,7 +185,7 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     family = FAMILIES[config.family]
     found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
-    layers = layers_by_pattern(family, config.scope, required(family, LLAMA_CPP.row))
+    layers: dict[str, Sequence[int]] = dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
     for name in layers:
         weight, _, kind = name.rpartition(".")
         if kind == "bias":  # where its weight is, which may be nowhere
