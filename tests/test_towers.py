@@ -244,6 +244,20 @@ def test_one_command_writes_the_text_model_and_the_file_beside_it(
     assert named == {"model.gguf": "gemma3", "mmproj.gguf": "clip"}
 
 
+def test_globs_of_the_text_model_are_none_of_its_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    """What is left out of a Janus, which draws, too, was looked for in the tower, and refused."""
+    source = checkpoint(recordings()["janus-f16"], tmp_path / "hf")
+    both = ("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "tower.gguf")
+    drawing = ("vqmodel", "generation_head", "generation_embeddings", "generation_aligner")
+    drops = [word for name in drawing for word in ("--drop", f"model.{name}.*")]
+    assert all(f"hint: --drop '{glob}' leaves out" in ckconv(*both).err for glob in drops[1::2])
+    wrong = ckconv(*both, *drops, "--drop", "model.nothing.*")
+    assert (wrong.code, "--drop model.nothing.* names no tensor" in wrong.err) == (2, True)
+    assert ckconv(*both, *drops).code == 0
+    assert ckconv("verify", tmp_path / "tower.gguf", source).code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", source, *drops).code == 0
+
+
 def test_the_text_model_alone_says_how_its_tower_is_written(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
 

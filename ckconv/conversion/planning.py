@@ -52,6 +52,7 @@ from ckconv.formats.destination import (
     ARCHIVED,
     STDOUT,
     Destination,
+    check_globs,
     check_options,
     check_version,
     destination,
@@ -237,10 +238,24 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
     place = destination(os.fspath(target), to)
     if place.parent is None:
         raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
-    index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
-    own = replace(tower_options(options), file_name=place.file_name)
+    whole = open_index(as_path(source), follow_links=options.follow_links)
+    index = tower_index(whole)
+    names = {name for tensor in index.everything.values() for name in (tensor.name, tensor.source)}
+    names |= {stored.name for stored in index.stored}
+    drop, decode = (_naming(globs, names) for globs in (options.drop, options.decode))
+    check_globs(whole, Options(drop=_besides(options.drop, drop), decode=_besides(options.decode, decode)))
+    own = replace(tower_options(options), file_name=place.file_name, drop=drop, decode=decode)
     with readable(index.path):
         return make_plan(index, place.format, own), place
+
+
+def _naming(globs: Sequence[str], names: set[str]) -> tuple[str, ...]:
+    """The globs that name something of a tower; others are of its text."""
+    return tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
+
+
+def _besides(globs: Sequence[str], mine: Sequence[str]) -> tuple[str, ...]:
+    return tuple(glob for glob in globs if glob not in mine)
 
 
 # -- The plan of one output --------------------------------------------------------------------------------------------

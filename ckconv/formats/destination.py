@@ -180,7 +180,7 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
         message = f"--base is for an adapter or a drafter to be converted, and {index.path.name} {what}"
         raise UsageError("usage.flag", message)
     if index.adapter is None:
-        _check_globs(index, options)
+        check_globs(index, options)
 
 
 def _outputs_with(option: str) -> list[str]:
@@ -194,7 +194,7 @@ def _outputs_with(option: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _check_globs(index: TensorIndex, options: Options) -> None:
+def check_globs(index: TensorIndex, options: Options) -> None:
     """A glob that names nothing is a name that was not written right."""
     if options.imatrix is not None and not options.quantize:
         raise UsageError("usage.flag", "--imatrix is for --quantize, which is not given")
