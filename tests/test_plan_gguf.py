@@ -478,6 +478,15 @@ def test_a_gguf_gets_another_context_length(tmp_path: Path) -> None:
     assert fields(tmp_path / "m.gguf")["llama.context_length"] == (["UINT32"], 99)
 
 
+def test_a_context_needs_the_architecture_that_its_key_begins_with(tmp_path: Path) -> None:
+    source = tmp_path / "source.gguf"
+    source.write_bytes(SOURCE.read_bytes().replace(b"general.architecture", b"general.architectur_"))
+
+    ckconv.convert(source, tmp_path / "copy.gguf")
+    with pytest.raises(UnsupportedError, match=r"has no general\.architecture, by which the key of the context"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(context=99))
+
+
 def test_part_of_what_is_stored_as_one_cannot_be_dropped(tmp_path: Path) -> None:
     source = FIXTURES / "gguf" / "phi3-bf16.auto.gguf"
 

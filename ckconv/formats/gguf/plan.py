@@ -525,6 +525,8 @@ class GgufPlanner(Planner):
             metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
         if self.options.context:
             architecture = self.index.architecture
+            if not architecture:
+                self.refuse(f"the file has no {ARCHITECTURE_KEY}, by which the key of the context is called")
             scaling = (self._config.rope_scaling if self._config else None) or {}
             if scaling.get("rope_type") == "yarn":  # without the key, llama.cpp takes the context for it
                 original = scalar("u32", int(scaling["original_max_position_embeddings"]))
@@ -546,7 +548,7 @@ class GgufPlanner(Planner):
         made = edited(self, metadata, architecture, ruled=config is not None, own=own)
         self.notes += mistyped_notes(made, architecture, config.family if config else "") if own else ()
         left = [key for key in made if key.startswith(f"{architecture}.")]
-        if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
+        if own and left and made.get(ARCHITECTURE_KEY) != metadata.get(ARCHITECTURE_KEY):
             them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         elif own and config is not None and made != metadata:
