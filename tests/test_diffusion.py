@@ -22,7 +22,7 @@ from safetensors_builder import tensors_of
 
 from ckconv.api import convert, diff, open_model, verify
 from ckconv.core.options import Options
-from ckconv.errors import CkconvError, UsageError
+from ckconv.errors import CkconvError, UnsupportedError, UsageError
 from ckconv.plan.quantizing import Matrix, Picture, pictured
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -59,6 +59,19 @@ def diffusers(folder: Path) -> Path:
     (folder / f"{STEM}.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps({"_class_name": "FluxTransformer2DModel", "num_layers": 3}))
     return folder
+
+
+@pytest.mark.parametrize("name", ["wan", "flux 2"])
+def test_a_gguf_that_its_programs_would_read_in_part_is_not_split(name: str, tmp_path: Path) -> None:
+    architecture, shapes = MODELS[name]
+    source = save_model(tmp_path / "source.safetensors", shapes(), "F16")
+    convert(source, tmp_path / "m.gguf")
+
+    for path in (source, tmp_path / "m.gguf"):
+        with pytest.raises(UnsupportedError, match=r"read one file, and --max-shard-size makes \d+"):
+            convert(path, f"{tmp_path}/made/", to="gguf", options=Options(max_shard_bytes=100_000))
+    convert(source, f"{tmp_path}/made/", to="gguf", options=Options(max_shard_bytes=1 << 30))
+    assert open_model(tmp_path / "made").architecture == architecture
 
 
 @pytest.mark.parametrize(("limit", "files"), [(0, 1), (20_000, 3)])

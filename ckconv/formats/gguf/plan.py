@@ -37,6 +37,7 @@ from ckconv.families.towers import (
     PREPROCESSOR,
     ROW,
     Diffusion,
+    diffuses,
     diffusion_in,
     sinusoids_of,
     taken_otherwise,
@@ -292,6 +293,9 @@ class GgufPlanner(Planner):
         groups = self._dealt(entries, types, self._alignment(metadata))
         if len(groups) > values.MAX_SHARDS:
             self.refuse(f"{len(groups):,} files would be needed, a split set has at most {values.MAX_SHARDS:,}")
+            return self.refused()
+        if len(groups) > 1 and self._config is None and diffuses(self.index.architecture):  # ComfyUI-GGUF's loader.py
+            self.refuse(f"programs that make pictures read one file, and --max-shard-size makes {len(groups):,}")
             return self.refused()
         files, contents = self._laid_out(entries, types, groups, metadata)
         interleaved = any(entry.layout.interleaved for entry in entries) or (
