@@ -1214,6 +1214,29 @@ def test_a_gguf_of_a_model_that_diffuses_has_no_other_keys(key: str, bug: Bug, t
     assert (status, "verified" in printed) == (0, True), printed
 
 
+@pytest.mark.parametrize(("source", "asked"), [(HF, PLAIN), (TRIPLES, MLX)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[
+            ("attention_bias", True),
+            ("mlp_bias", True),
+            ("use_cache", False),
+            ("no_such_key", 1),
+            ("pretraining_tp", 2),
+        ],
+        *[("partial_rotary_factor", 0.5), ("vision_config", {"hidden_size": 8}), ("sliding_window", 7)],
+        *[("attn_logit_softcapping", 7.0), ("is_encoder_decoder", True), ("initializer_range", 0.5)],
+    ],
+)
+def test_a_copy_of_a_checkpoint_says_what_its_source_does(
+    source: str, asked: Sequence[str], key: str, value: Any, tmp_path: Path
+) -> None:
+    with broken(CONFIG, added(key, value)) as calls:
+        status, printed = command("convert", str(FIXTURES / source), f"{tmp_path}/out/", *asked)
+        assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+
+
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "decoder_start_token_id"])
 @pytest.mark.parametrize("to", ["hf", "mlx"])
 def test_a_document_out_of_a_bump_file_has_no_role_that_it_does_not_say(to: str, key: str, tmp_path: Path) -> None:
