@@ -375,7 +375,8 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
-    said = said | ({key for key, value in meant.items() if copied and not isinstance(value, dict | list)} - _DRAFTED)
+    plain = {key for key, value in meant.items() if copied and not isinstance(value, dict | list)}
+    said = (said | (plain - _DRAFTED)) - ({_CLASSES} if other else set())
     for key, value in meant.items():
         if key in free or not (alike or key in there) or _is_no_token(key, value, meant):
             continue
@@ -383,9 +384,8 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
             yield Fact(key, None, shown(value), CONFIG_NAME)
         elif value is None and key == "vocab_size":
             continue  # the rows of the embedding, which are compared
-        elif key in said - ({_CLASSES} if other else set()):
-            if all(unequal(mine[key], one) for one in (value, strictly(value))):
-                yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
+        elif key in said and all(unequal(mine[key], one) for one in (value, strictly(value))):
+            yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
     for key in sorted(mine.keys() - meant.keys() - free if copied else ()):
         yield Fact(key, shown(mine[key]), None, CONFIG_NAME)
     told = CONSUMERS.get(pair.source.format) == TRANSFORMERS and pair.of_text  # no class of MLX has such defaults
