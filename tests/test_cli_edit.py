@@ -698,3 +698,16 @@ def test_a_key_that_llama_cpp_does_without_is_dropped(
     if not code:
         assert value(tmp_path / "out.gguf", f"{architecture}.{key}") is None
         assert ckconv("verify", tmp_path / "out.gguf", tmp_path / "m.gguf", *flag).code == 0
+
+
+def test_a_count_of_experts_that_no_class_of_the_family_reads_is_dropped(tmp_path: Path, ckconv) -> None:
+    """A hint led there, and it was taken for a size of the tensors."""
+    source = family_cases.checkpoint(next(family_cases.cases("hunyuan_vl")).recorded, tmp_path / "hf")
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "num_experts": 2}))
+    text = (tmp_path / "m.gguf", "--drop", "vit.*")
+    refused = ckconv("convert", source, *text)
+    assert (refused.code, "--drop-meta num_experts" in refused.err) == (4, True)
+    assert ckconv("edit", source, f"{tmp_path}/out/", "--drop-meta", "num_experts").code == 0
+    assert ckconv("convert", tmp_path / "out", *text).code == 0
+    assert ckconv("edit", source, f"{tmp_path}/two/", "--drop-meta", "num_hidden_layers").code == 2

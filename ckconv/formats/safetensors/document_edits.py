@@ -38,7 +38,7 @@ from ckconv.errors import InputError, UnsupportedError, UsageError, an, nearest,
 from ckconv.families import axes, catalog
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
-from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
+from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE, Kind
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
@@ -177,6 +177,7 @@ class _Edits:
                 if _table(self._after[file], path) is None:  # gone with the table that it was in
                     continue
                 stale = key in QUANTIZATION_KEYS and all(one.dtype in _PLAIN for one in self._index.stored)
+                stale |= key not in QUANTIZATION_KEYS and self._switches(key)  # of other families a size
                 if file == CONFIG_NAME and (key in self._decided or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
                     raise UsageError("usage.meta", message)
@@ -257,6 +258,11 @@ class _Edits:
     def _names(self) -> list[str]:
         family = huggingface_family(self._after[CONFIG_NAME])
         return [*family.document.keys.keys] if family else []
+
+    def _switches(self, key: str) -> bool:
+        family = huggingface_family(self._after[CONFIG_NAME])
+        known = family.document.keys.keys.get(key) if family else None
+        return known is not None and known.kind is Kind.MODIFIER
 
     def _known(self, key: str) -> bool:
         return key in self._names() or accepted_by(str(self._own.get("model_type", "")), key) is not None
