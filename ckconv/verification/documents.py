@@ -195,6 +195,13 @@ class Pair:
         return FAMILIES[self.out.config.family]
 
     @property
+    def lengths(self) -> set[str]:
+        """Keys of the context length, where an option asks for another one."""
+        row = self.family.parameters.get("context") if self.out.config is not None else None
+        own = {cell.key for cell in row.key_cells("hf")} if row is not None else set()
+        return _LENGTHS.union(CONFIG_KEYS["context_length"], own) if self.options.context else set()
+
+    @property
     def is_whole(self) -> bool:
         """Whether both have a text model and a tower, under the same keys."""
         towers = self.out.tower is not None is not self.source.tower
@@ -371,7 +378,7 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     mine = pair.whole if text and alike and not alone else pair.mine
     part = pair.wholes[text] if text else {key: value for key, value in pair.wholes.items() if key not in own}
     meant = part if alone else pair.wholes if alike else pair.meant
-    free = _STORED | (_LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set())
+    free = _STORED | pair.lengths
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
@@ -613,7 +620,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     names = [meant.get(_CLASS), *text.in_huggingface.names, *tower.in_huggingface.names]
     names += [each.parameters.get(word) for each in (out.tower, source.tower) for word in ("class", "ear_class")]
     free = _STORED - {*_TYPES} | _DRAFTED
-    free |= _LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set()
+    free |= pair.lengths
     says, only = (dict(engine.says), engine.only) if engine is not None else ({}, {})
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
