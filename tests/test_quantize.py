@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -754,6 +755,16 @@ def test_a_gguf_says_what_its_blocks_were_weighed_by(sources: Sources, tmp_path:
             "quantize.imatrix.entries_count": ("UINT32", len(sums)),
             "quantize.imatrix.chunks_count": ("UINT32", 3),
         }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_a_name_that_is_no_text_has_a_question_mark_in_the_gguf(sources: Sources, tmp_path: Path) -> None:
+    source, plain = sources.of(WIDE)
+    imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums_of(plain)).rename(tmp_path / os.fsdecode(b"\xff.gguf"))
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_0", imatrix=imatrix))
+
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields["quantize.imatrix.file"].contents() == "?.gguf"
 
 
 def test_verification_and_records_need_the_same_file(

@@ -542,7 +542,7 @@ def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[
 
 def _cut(text: str) -> str:
     """As much as llama.cpp keeps of it (``llama_model_kv_override``)."""
-    return text.encode()[:127].decode(errors="ignore")
+    return text.encode(errors="replace")[:127].decode(errors="ignore")
 
 
 def size_label(parameters: int, experts: int, in_experts: int) -> str:

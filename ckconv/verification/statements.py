@@ -342,7 +342,7 @@ def _weighed(options: Options) -> dict[str, Any]:
         return {}
     found = read_imatrix(options.imatrix)
     said = {"file": options.imatrix.name, "dataset": found.dataset}
-    said = {key: text.encode()[:_KEPT].decode(errors="ignore") for key, text in said.items()}
+    said = {key: text.encode(errors="replace")[:_KEPT].decode(errors="ignore") for key, text in said.items()}
     counts = {"entries_count": len(found.matrices), "chunks_count": found.chunks}
     return {f"{_QUANTIZED}imatrix.{key}": value for key, value in (said | counts).items() if value}
 
