@@ -1214,11 +1214,11 @@ def test_a_gguf_of_a_model_that_diffuses_has_no_other_keys(key: str, bug: Bug, t
     assert (status, "verified" in printed) == (0, True), printed
 
 
-@pytest.mark.parametrize("family", ["lille", "neo_bert"])
-def test_a_copy_says_a_context_in_its_own_word(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "to"), [("lille", "hf"), ("neo_bert", "hf"), ("lille", "mlx"), ("gptj", "mlx")])
+def test_a_context_is_said_in_the_word_of_the_family(family: str, to: str, tmp_path: Path) -> None:
     case = next(family_cases.cases(family))
     source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
-    status, printed = command("convert", str(source), f"{tmp_path}/out/", "--to", "hf", "--context", "16")
+    status, printed = command("convert", str(source), f"{tmp_path}/out/", "--to", to, "--context", "16")
     assert (status, "verified" in printed) == (0, True), printed
 
 

@@ -437,7 +437,7 @@ def _besides(pair: Pair) -> Iterator[Fact]:
     drafted = consumer == TRANSFORMERS and not pair.options.drop  # no class of MLX has them
     told = _LENGTHS | (_DRAFTED if drafted else set())
     free = set(needed()["documents"]["free"]) - (meant.keys() & told if typed else set())
-    free |= {*TABLES_OF_ROPE, *untaken}
+    free |= {*TABLES_OF_ROPE, *untaken, *(() if typed else pair.lengths)}
     free |= {key for key in meant.keys() | words.keys() if key.endswith("_config")}  # parts, which are left out
     for key in sorted((mine.keys() | meant.keys()) - free):
         value, said, known = mine.get(key), meant.get(key), key in words and not typed  # compared by their readers
