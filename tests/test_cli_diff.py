@@ -520,3 +520,12 @@ def test_what_two_formats_do_not_both_say_is_named(ckconv: Run, tmp_path: Path) 
         assert (found.code, library.diff(other, one).uncompared) == (0, tuple(names))
         line = f"  not compared, as only one format or model has words for it: {', '.join(names)}"
         assert (line in found.out.splitlines()) is bool(names)
+
+
+def test_what_headers_of_safetensors_say_has_no_type(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source, made = FIXTURES / "quantised" / "torchao-nvfp4", tmp_path / "made"
+    assert ckconv("convert", source, f"{made}/", "--to", "hf", "--dequantize", "--dtype", "source").code == 0
+
+    found = ckconv("diff", made, source)
+
+    assert (found.code, "not the same model" in found.out) == (5, True), found.err

@@ -567,7 +567,8 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     """
     if a.config is None or b.config is None:
         return False
-    stored = {index.metadata[fact.key].type for index in (a, b) if not fact.file and fact.key in index.metadata}
+    of_headers = (index.metadata[fact.key] for index in (a, b) if not fact.file and fact.key in index.metadata)
+    stored = {getattr(value, "type", "") for value in of_headers}  # those of safetensors are bare texts
     scales = len(stored) == 1 and re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key)
     if scales and stored <= {*types_of(fact.key, known_types(a.architecture))}:
         return a.config.modifiers == b.config.modifiers and not parameter_differences(a, b)
