@@ -476,7 +476,8 @@ def _of_words(pair: Pair) -> Iterator[Fact]:
     alone = [name for name, own in cells.items() if not any(pair.consumer in cell.readers for cell in own)]
     scope = scope_of(pair.family, config)
     said, whole = (dict(said_by_rows(rows, {**scope, **dict.fromkeys(none)}, "hf")) for none in (alone, ()))
-    words = {cell.key for own in cells.values() for cell in own} - {*needed()["documents"]["free"], *TABLES_OF_ROPE}
+    free = {*needed()["documents"]["free"], *TABLES_OF_ROPE, *pair.lengths}
+    words = {cell.key for own in cells.values() for cell in own} - free
     for key in sorted(words & pair.mine.keys()):
         value, meant = pair.mine[key], [one[key] for one in (said, pair.meant) if one.get(key) is not None]
         if value is not None and meant and all(unequal(value, one) for one in (*meant, whole.get(key))):
