@@ -16,7 +16,7 @@ from itertools import accumulate, zip_longest
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
-from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
+from ckconv.core.metadata import CONFIG_NAME, PART, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
 from ckconv.core.options import Options
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
 from ckconv.families.catalog import FAMILIES, document_words
@@ -113,7 +113,8 @@ def is_asked_in(index: TensorIndex, key: str, options: Options) -> bool:
     own = key.removeprefix(f"{text}.")
     asked = (name.rpartition(":")[2] for name in (*dict(options.set_meta), *options.drop_meta))
     within = any(name.removeprefix(f"{text}.").startswith(f"{own}.") for name in asked)  # the key is a table as a whole
-    return within or any(is_asked(path, options) or is_asked(f"{text}.{path}", options) for path in _tables_of(own))
+    places = "", f"{text}.", f"{PART}.", f"{PART}.{text}."  # readers open the part that thinks
+    return within or any(is_asked(f"{place}{path}", options) for path in _tables_of(own) for place in places)
 
 
 def _tables_of(key: str) -> Iterator[str]:
