@@ -338,6 +338,18 @@ def test_an_edit_that_says_what_the_tensors_are_is_right(tmp_path: Path, ckconv)
 NEITHER = "says what neither other keys nor the tensors say: ckconv converts no such"
 
 
+def checkpoint_of_case(case: str, place: Path) -> Path:
+    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
+    return family_cases.checkpoint(found.recorded, place, found.tokenizer)
+
+
+def gguf_of_case(case: str, place: Path, ckconv) -> str:
+    """Make ``m.gguf`` of a family's case, and return its architecture."""
+    source = checkpoint_of_case(case, place / "hf")
+    assert ckconv("convert", source, place / "m.gguf").code == 0
+    return value(place / "m.gguf", "general.architecture")
+
+
 @pytest.mark.parametrize(
     ("case", "pair", "code", "said"),
     [
@@ -372,10 +384,7 @@ NEITHER = "says what neither other keys nor the tensors say: ckconv converts no 
 def test_keys_of_a_gguf_say_what_its_tensors_are(
     case: str, pair: str, code: int, said: str, tmp_path: Path, ckconv
 ) -> None:
-    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
-    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
-    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
-    architecture = value(tmp_path / "m.gguf", "general.architecture")
+    architecture = gguf_of_case(case, tmp_path, ckconv)
     edit = "edit", tmp_path / "m.gguf", tmp_path / "out.gguf", "--set-meta", f"{architecture}.{pair}"
     dry, edited = ckconv(*edit, "--dry-run"), ckconv(*edit)
     assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
@@ -467,8 +476,7 @@ def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
     case: str, to: str, pair: str, said: str, tmp_path: Path, ckconv
 ) -> None:
     """Its proof would refuse the output, after everything was written."""
-    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
-    source = family_cases.checkpoint(found.recorded, tmp_path / "source", found.tokenizer)
+    source = checkpoint_of_case(case, tmp_path / "source")
     if to != "gguf":
         assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
         source = tmp_path / "m.gguf"
@@ -688,10 +696,7 @@ def test_two_flags_do_not_say_two_things_of_one_key(
 def test_a_key_that_llama_cpp_does_without_is_dropped(
     case: str, key: str, code: int, said: str, tmp_path: Path, ckconv
 ) -> None:
-    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
-    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
-    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
-    architecture = value(tmp_path / "m.gguf", "general.architecture")
+    architecture = gguf_of_case(case, tmp_path, ckconv)
     flag = "--drop-meta", f"{architecture}.{key}"
     done = ckconv("edit", tmp_path / "m.gguf", tmp_path / "out.gguf", *flag)
     assert (done.code, said in done.out + done.err) == (code, True), done.out + done.err

@@ -242,20 +242,17 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
     index = tower_index(whole)
     names = {name for tensor in index.everything.values() for name in (tensor.name, tensor.source)}
     names |= {stored.name for stored in index.stored}
-    drop, decode = (_naming(globs, names) for globs in (options.drop, options.decode))
-    check_globs(whole, Options(drop=_besides(options.drop, drop), decode=_besides(options.decode, decode)))
+    (drop, text_drop), (decode, text_decode) = (_by_names(globs, names) for globs in (options.drop, options.decode))
+    check_globs(whole, Options(drop=text_drop, decode=text_decode))
     own = replace(tower_options(options), file_name=place.file_name, drop=drop, decode=decode)
     with readable(index.path):
         return make_plan(index, place.format, own), place
 
 
-def _naming(globs: Sequence[str], names: set[str]) -> tuple[str, ...]:
-    """The globs that name something of a tower; others are of its text."""
-    return tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
-
-
-def _besides(globs: Sequence[str], mine: Sequence[str]) -> tuple[str, ...]:
-    return tuple(glob for glob in globs if glob not in mine)
+def _by_names(globs: Sequence[str], names: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globs that name something of a tower, and the others."""
+    mine = tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
+    return mine, tuple(glob for glob in globs if glob not in mine)
 
 
 # -- The plan of one output --------------------------------------------------------------------------------------------

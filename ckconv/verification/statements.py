@@ -347,13 +347,13 @@ def _weighed(options: Options) -> dict[str, Any]:
     return {f"{_QUANTIZED}imatrix.{key}": value for key, value in (said | counts).items() if value}
 
 
+def _of_quantizing(index: TensorIndex) -> dict[str, Any]:
+    return {key: stored_value(index, key) for key in index.metadata if key.startswith(_QUANTIZED)}
+
+
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     taken = taken_by_default(out)
-    both = (
-        {key: stored_value(one, key) for key in one.metadata if key.startswith(_QUANTIZED)} for one in (out, source)
-    )
-    ours, theirs = both
-    yield from held(ours, theirs | _weighed(options))
+    yield from held(_of_quantizing(out), _of_quantizing(source) | _weighed(options))
     if source.metadata_kind is not MetadataKind.TYPED:
         yield from (
             Fact(key, None, "one") for key in dict.fromkeys(_needed_keys(out, source)) if key not in out.metadata
