@@ -181,6 +181,8 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
     q, number = triple.quantization, triple.number
     bias, exact = _biases(parts)
     fits = exact & holds(parts.scale, number) & holds(bias, number)
+    if (run := q.group_size // parts.group) > 1:
+        fits = fits.reshape(len(fits), -1, run).all(axis=-1) & _same(parts.scale, run) & _same(bias, run)
     codes = parts.codes
     if codes.size and parts.bits > q.bits:
         fits = fits & (codes.reshape(*fits.shape, -1).max(axis=-1) >> q.bits == 0)
@@ -204,21 +206,22 @@ def natural_group(group: int) -> int:
 
 def _zeros(parts: Affine, offset: int) -> tuple[Zeros, Flags | bool]:
     """Zero points (any, if the scale is 0), and which groups have one."""
-    zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, _given(parts.bias))
+    zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, given(parts.bias))
     return np.where(parts.scale == 0, np.int16(offset), zero), found
 
 
 def _biases(parts: Affine) -> tuple[Floats, Flags | bool]:
     """Biases, and which of them are exact."""
     if parts.zero is None:
-        return _given(parts.bias), True
+        return given(parts.bias), True
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = -parts.zero * parts.scale.astype(np.float64)
         bias = wanted.astype(np.float32)
     return bias, bias == wanted
 
 
-def _given(bias: Floats | None) -> Floats:
+def given(bias: Floats | None) -> Floats:
+    """The bias of numbers without a zero point."""
     assert bias is not None  # where there is no zero point
     return bias
 

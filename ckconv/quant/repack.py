@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TypeVar
 
-from ckconv.core.late import Blocks, Bytes, Flags, Floats, NamedTuple, NDArray, Rows, np
+from ckconv.core.late import Blocks, Bytes, Flags, Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, e4m3, holds
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine, codec, packed
@@ -88,20 +88,30 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
     Args:
         codes: ``False`` for the numbers alone.
     """
-    if raw.shape[1] % block.size:
-        message = f"a row of {raw.shape[1]:,} bytes is not whole {block} blocks of {block.size} bytes"
-        raise InputError("repack.row", message, found=raw.shape[1], allowed=block.size)
-    kind, fields = SUPERBLOCKS[block], _FIELDS.get(block.name)
-    blocks = codec.of_bytes(raw, block) if fields is None else np.ascontiguousarray(raw).view(np.dtype(fields))
-    unpacked = kind.codes(blocks).reshape(len(raw), -1) if codes else np.empty((len(raw), 0), np.uint8)
-    d = blocks["d"].astype(np.float32)
-    if kind.zero is not None:
-        return Affine(kind.bits, kind.group, unpacked, d, zero=np.full(d.shape, kind.zero, np.int16))
-    with np.errstate(invalid="ignore", over="ignore"):  # d or dmin may be infinite or NaN
+    blocks, kind = _blocks_of(raw, block), SUPERBLOCKS.get(block)
+    read = kind.codes if kind else partial(codec.get_codes, dtype=block)
+    unpacked = read(blocks).reshape(len(raw), -1) if codes else np.empty((len(raw), 0), np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):  # d, dmin or m may be infinite or NaN
+        d = blocks["d"].astype(np.float32)
+        if kind is None:
+            recipe = BY_BLOCK[block]
+            scale = d * np.float32(recipe.step)
+            bias = blocks["m"].astype(np.float32) if recipe.offset is None else scale * np.float32(-recipe.offset)
+            return Affine(recipe.bits, recipe.group, unpacked, scale, bias=bias)
+        if kind.zero is not None:
+            return Affine(kind.bits, kind.group, unpacked, d, zero=np.full(d.shape, kind.zero, np.int16))
         factors, minima = _factors(blocks["factors"])
         scale = (d[..., None] * factors).reshape(len(raw), -1)
         bias = -(blocks["dmin"].astype(np.float32)[..., None] * minima).reshape(len(raw), -1)
     return Affine(kind.bits, kind.group, unpacked, scale, bias=bias)
+
+
+def _blocks_of(raw: Bytes, block: DType) -> Blocks:
+    if raw.shape[1] % block.size:
+        message = f"a row of {raw.shape[1]:,} bytes is not whole {block} blocks of {block.size} bytes"
+        raise InputError("repack.row", message, found=raw.shape[1], allowed=block.size)
+    fields = _FIELDS.get(block.name)
+    return codec.of_bytes(raw, block) if fields is None else np.ascontiguousarray(raw).view(np.dtype(fields))
 
 
 def _factors(packed: Bytes) -> tuple[Floats, Floats]:
@@ -240,10 +250,10 @@ class Recipe(NamedTuple):
         """
         if biases is None:
             return int((~self._sound(scales)).sum()) if scales.max(initial=0) > self._most else 0
-        scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
+        parts = of_triple(triple, scales, biases)
         if self.block not in affine.BLOCKS:
-            return int((~self._fitting(scale, bias)[0]).sum())
-        return int(affine.unfit(self._parts(scale, bias, triple), self.block, whatever=whatever).sum())
+            return int((~self._fitting(parts)[0]).sum())
+        return int(affine.unfit(parts, self.block, whatever=whatever).sum())
 
     def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
         """Groups whose scale and bias come back out of blocks as other bits.
@@ -254,14 +264,14 @@ class Recipe(NamedTuple):
         """
         if biases is None:
             return np.zeros(scales.shape, np.bool_)
-        fits, respelled = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
+        fits, respelled = self._fitting(of_triple(triple, scales, biases))
         return ~fits | respelled
 
     def moves(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> bool:
         """Whether some zero points differ from the block's, so that codes do."""
         if biases is None or not self.anywhere:
             return False
-        return not self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))[0].all()
+        return not self._fitting(of_triple(triple, scales, biases))[0].all()
 
     def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> Repacked:
         """MLX rows -> GGUF rows.
@@ -279,21 +289,21 @@ class Recipe(NamedTuple):
         quantization = triple.quantization
         rows, columns = checked_shape(weight, scales, biases, quantization, triple.number)
         self._check(columns, quantization)
-        codes = unpack(weight, quantization.bits)
         blocks = codec.empty(rows, columns, self.block)
-        codec.put_codes(blocks, codes, self.block)
         if biases is None:
+            codec.put_codes(blocks, unpack(weight, quantization.bits), self.block)
             blocks["d"] = scales.reshape(blocks["d"].shape)
             return Repacked((codec.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
-        scale = to_float32(np.ascontiguousarray(scales), triple.number)
-        bias = to_float32(np.ascontiguousarray(biases), triple.number)
-        fits, respelled = self._fitting(scale, bias)
+        parts = of_triple(triple, scales, biases, weight)
+        fits, respelled = self._fitting(parts)
         if self.anywhere and not (fits.all() and self.block.block == self.group):
-            return affine.to_blocks(self._parts(scale, bias, triple, codes), self.block)
+            return affine.to_blocks(parts, self.block)
+        codec.put_codes(blocks, parts.codes, self.block)
+        scale, bias = parts.scale, affine.given(parts.bias)
         if self.offset is None and not fits.all():
             # Where every code is 0 the scale says nothing, and 0 with its sign gives the same values.
             idle = ~fits & holds(bias, F16) & np.isfinite(scale)
-            idle[idle] = ~codes.reshape(*scale.shape, -1)[idle].any(axis=-1)
+            idle[idle] = ~parts.codes.reshape(*scale.shape, -1)[idle].any(axis=-1)
             scale = np.where(idle, np.copysign(np.float32(0), scale), scale)
             fits |= idle
             respelled |= idle
@@ -318,37 +328,17 @@ class Recipe(NamedTuple):
             InputError: ``repack.row``: rows are not whole blocks.
             UnsupportedError: ``repack.block``: rows are not whole groups of ``triple``.
         """
-        if raw.shape[1] % self.block.size:
-            message = f"a row of {raw.shape[1]:,} bytes is not whole {self.block} blocks of {self.block.size} bytes"
-            raise InputError("repack.row", message, found=raw.shape[1], allowed=self.block.size)
-        quantization = triple.quantization
-        if self.block in SUPERBLOCKS:
-            return affine.to_triple(parts_of(raw, self.block, codes=codes), triple)
-        blocks = codec.of_bytes(raw, self.block)
-        self._check(blocks.shape[1] * self.block.block, quantization)
+        columns = raw.shape[1] // self.block.size * self.block.block
+        if self.mode == "affine":
+            parts = parts_of(raw, self.block, codes=codes)
+            self._check(columns, triple.quantization)
+            return affine.to_triple(parts, triple)
+        blocks = _blocks_of(raw, self.block)
+        self._check(columns, triple.quantization)
         unpacked = codec.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
-        d = np.ascontiguousarray(blocks["d"])
-        if self.mode != "affine":
-            scales = d.reshape(len(raw), -1)
-            planes = (pack(unpacked, quantization.bits), scales)
-            return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
-        repeat = quantization.group_size // self.group
-        with np.errstate(invalid="ignore"):  # signaling NaNs
-            scale = d[:, ::repeat].astype(np.float32) * np.float32(self.step)
-        fits = _same_in_group(d, repeat) & holds(scale, triple.number)
-        if self.offset is None:
-            m = blocks["m"]
-            bias = m[:, ::repeat].astype(np.float32)
-            fits &= _same_in_group(m, repeat)
-        else:
-            with np.errstate(invalid="ignore"):  # signaling NaNs
-                bias = scale * np.float32(-self.offset)
-        fits &= holds(bias, triple.number)
-        if codes and quantization.bits < self.bits:
-            fits &= unpacked.reshape(*fits.shape, -1).max(axis=-1) >> quantization.bits == 0
-            unpacked &= np.uint8((1 << quantization.bits) - 1)
-        numbers = (from_float32(scale, triple.number)[0], from_float32(bias, triple.number)[0])
-        return Repacked((pack(unpacked, quantization.bits), *numbers), fits.size, int((~fits).sum()))
+        scales = np.ascontiguousarray(blocks["d"]).reshape(len(raw), -1)
+        planes = (pack(unpacked, triple.quantization.bits), scales)
+        return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
 
     def _check(self, columns: int, quantization: Quantization) -> None:
         whole = self.takes(quantization) and quantization.divides(columns) and columns % self.block.block == 0
@@ -361,23 +351,18 @@ class Recipe(NamedTuple):
                 allowed=self.block.block,
             )
 
-    @staticmethod
-    def _parts(scale: Floats, bias: Floats, triple: Triple, codes: Bytes | None = None) -> Affine:
-        q = triple.quantization
-        unpacked = np.empty((len(scale), 0), np.uint8) if codes is None else codes
-        return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
-
-    def _fitting(self, scale: Floats, bias: Floats) -> tuple[Flags, Flags]:
+    def _fitting(self, parts: Affine) -> tuple[Flags, Flags]:
         """Groups that fit by their numbers, and those that come back otherwise.
 
         Otherwise means: as other bits.
         """
         with np.errstate(all="ignore"):
-            fits = holds(scale / np.float32(self.step), F16)
+            fits = holds(parts.scale / np.float32(self.step), F16)
+            bias = affine.given(parts.bias)
             if self.offset is None:
                 fits &= holds(bias, F16)
                 return fits, np.zeros_like(fits)
-            implied = scale * np.float32(-self.offset)
+            implied = parts.scale * np.float32(-self.offset)
             fits &= implied == bias
             return fits, fits & (np.signbit(implied) != np.signbit(bias))
 
@@ -391,20 +376,11 @@ class Recipe(NamedTuple):
 
 
 #: Every exact pair; of those that take a triple, the most compact first.
-RECIPES: tuple[Recipe, ...] = tuple(
-    Recipe(DTYPES[block], mode, bits, offset, group, *step)
-    for block, mode, bits, offset, group, *step in (
-        ("Q1_0", "affine", 1, 0.5, 128, 2),
-        ("TQ2_0", "affine", 2, 1, 128),
-        ("Q2_0", "affine", 2, 1, 64),
-        ("Q4_0", "affine", 4, 8, 32),
-        ("Q4_1", "affine", 4, None, 32),
-        ("Q5_0", "affine", 5, 16, 32),
-        ("Q5_1", "affine", 5, None, 32),
-        ("Q8_0", "affine", 8, 128, 32),
-        ("MXFP4", "mxfp4", 4, None, 32),
-        ("NVFP4", "nvfp4", 4, None, 16),
-    )
+RECIPES: tuple[Recipe, ...] = (
+    Recipe(DTYPES["Q1_0"], "affine", 1, 0.5, 128, 2),
+    *(Recipe(block, "affine", *kind, min(block.block, 128)) for block, kind in affine.BLOCKS.items()),
+    Recipe(DTYPES["MXFP4"], "mxfp4", 4, None, 32),
+    Recipe(DTYPES["NVFP4"], "nvfp4", 4, None, 16),
 )
 
 BY_BLOCK: dict[DType, Recipe] = {recipe.block: recipe for recipe in RECIPES}
@@ -440,13 +416,6 @@ def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
         return None
     own = F16 if recipe.mode == "affine" else BF16
     return Triple(Quantization(recipe.mode, recipe.bits, recipe.group), number or own)
-
-
-def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
-    """Whether ``repeat`` blocks have equal bits, ``[rows, blocks / repeat]``."""
-    bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)
-    same: Flags = (bits == bits[..., :1]).all(axis=-1)
-    return same
 
 
 # -- Re-packings of integers of 4 and 8 bits with scales and zero points -----------------------------------------------
@@ -516,12 +485,7 @@ def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     if triple is not None:
         weight, scales, biases = split_planes(rows, triple)
         return of_triple(triple, scales, biases, weight if codes else None)
-    if dtype is not _Q4_1:
-        return of_packed(rows, dtype, codes=codes)
-    blocks = codec.of_bytes(rows, dtype)
-    d, m = (np.ascontiguousarray(blocks[field]).astype(np.float32) for field in ("d", "m"))
-    found = codec.get_codes(blocks, dtype) if codes else np.empty((len(rows), 0), np.uint8)
-    return Affine(4, 32, found, d, bias=m)
+    return parts_of(rows, dtype, codes=codes) if dtype is _Q4_1 else of_packed(rows, dtype, codes=codes)
 
 
 def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
