@@ -487,15 +487,12 @@ class Cursor:
     def truncated(self, nbytes: int, what: str) -> InputError:
         """The error for an input that ends inside ``nbytes`` of ``what``."""
         left = self.left or 0
-        return InputError(
-            self.code,
-            f"the file ends at byte {self.offset + left:,}, inside {what}",
-            path=self.path,
-            offset=self.offset,
-            found=left,
-            allowed=nbytes,
-            hint=TRUNCATED,
-        )
+        message = f"the file ends at byte {self.offset + left:,}, inside {what}"
+        return self.fault(self.code, message, found=left, allowed=nbytes, hint=TRUNCATED)
+
+    def fault(self, code: str, message: str, **facts: Any) -> InputError:
+        """An error of the input, here where no other offset is given."""
+        return InputError(code, message, path=self.path, **{"offset": self.offset, **facts})
 
 
 def of_key(what: str, key: str | None) -> str:

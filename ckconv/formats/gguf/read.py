@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct, error, unpack
+from typing import Any
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
@@ -313,6 +314,10 @@ class GgufShard(NamedTuple):
     size: int | None
     source: ByteSource
 
+    def astray(self, message: str, **facts: Any) -> InputError:
+        """The error of a file that is not the shard which its set, name or header says."""
+        return InputError("gguf.split", message, path=self.path, **facts)
+
 
 def read_header(source: ByteSource) -> GgufShard:
     """Read and check the header of one file.
@@ -353,15 +358,15 @@ def _check_magic(cursor: Cursor) -> None:
     if start.startswith(MAGIC):
         return
     if not start:
-        raise InputError("gguf.empty", "the file is empty", path=cursor.path, found=0)
+        raise cursor.fault("gguf.empty", "the file is empty", offset=None, found=0)
     if pointer := lfs_pointer(start):
-        raise InputError("gguf.lfs-pointer", pointer, path=cursor.path, hint="run `git lfs pull`")
+        raise cursor.fault("gguf.lfs-pointer", pointer, offset=None, hint="run `git lfs pull`")
     hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), None)
     if hint is None and start[8:9] == b"{":
         hint = "looks like a safetensors file"
     found = _printable(start[: len(MAGIC)])
     message = f"starts with `{found}`, not `{MAGIC.decode()}`"
-    raise InputError("gguf.magic", message, path=cursor.path, offset=0, found=found, allowed=MAGIC.decode(), hint=hint)
+    raise cursor.fault("gguf.magic", message, offset=0, found=found, allowed=MAGIC.decode(), hint=hint)
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -369,20 +374,12 @@ def _read_version(cursor: Cursor) -> int:
     version: int = U32.unpack(cursor.need(U32.size, "the version"))[0]
     if version in VERSIONS:
         return version
-    offset = len(MAGIC)
+    facts = {"offset": len(MAGIC), "found": version, "allowed": VERSIONS}
     # A number whose low half is zero is a small one with its bytes swapped; gguf.cpp decides it the same way.
     if version and version & 0xFFFF == 0:
-        raise InputError(
-            "gguf.endian",
-            f"big-endian GGUF (version reads {version})",
-            path=cursor.path,
-            offset=offset,
-            found=version,
-            allowed=VERSIONS,
-            hint="convert its byte order first (`gguf-convert-endian FILE little`, of the gguf package)",
-        )
-    message = f"GGUF version {version}; ckconv reads 1, 2 and 3"
-    raise InputError("gguf.version", message, path=cursor.path, offset=offset, found=version, allowed=VERSIONS)
+        hint = "convert its byte order first (`gguf-convert-endian FILE little`, of the gguf package)"
+        raise cursor.fault("gguf.endian", f"big-endian GGUF (version reads {version})", **facts, hint=hint)
+    raise cursor.fault("gguf.version", f"GGUF version {version}; ckconv reads 1, 2 and 3", **facts)
 
 
 def _read_counts(cursor: Cursor, version: int) -> tuple[int, int]:
@@ -403,10 +400,9 @@ def _read_counts(cursor: Cursor, version: int) -> tuple[int, int]:
         if not too_long and count <= cap:
             continue
         limit = f"but {left:,} bytes remain" if too_long else f"at most {cap:,} are allowed"
-        raise InputError(
+        raise cursor.fault(
             "gguf.count",
             f"header declares {count} {noun}{' ' if too_long else '; '}{limit}",
-            path=cursor.path,
             offset=COUNTS_OFFSET + position * LENGTH[version].size,
             found=count,
             allowed=left // each if too_long and left is not None else cap,
@@ -594,7 +590,7 @@ def _split_count(shard: GgufShard) -> int:
     count = _split_number(shard, SPLIT_COUNT)
     if count > MAX_SHARDS:
         message = f"{SPLIT_COUNT} is {count}; at most {MAX_SHARDS:,} shards are possible"
-        raise InputError("gguf.split", message, path=shard.path, found=count, allowed=MAX_SHARDS)
+        raise shard.astray(message, found=count, allowed=MAX_SHARDS)
     return max(count, 1)
 
 
@@ -602,40 +598,27 @@ def _split_number(shard: GgufShard, key: str) -> int:
     """A split key, of any integer type: writers disagree (u16, i32)."""
     value = shard.metadata.get(key)
     if value is None:
-        raise InputError("gguf.split", f"{key} is absent from a shard", path=shard.path)
+        raise shard.astray(f"{key} is absent from a shard")
     kind = VALUE_TYPES_BY_NAME.get(value.type)
     if kind is None or not kind.integer or not isinstance(value.value, int):
-        message = f"{key} has type {value.type}; it must be a whole number"
-        raise InputError("gguf.split", message, path=shard.path, found=value.type)
+        raise shard.astray(f"{key} has type {value.type}; it must be a whole number", found=value.type)
     if value.value < 0:
-        raise InputError("gguf.split", f"{key} is {value.value}", path=shard.path, found=value.value, allowed=0)
+        raise shard.astray(f"{key} is {value.value}", found=value.value, allowed=0)
     return value.value
 
 
 def _shard_name(shard: GgufShard, count: int) -> ShardName:
     """Parse a shard's name, which locates the rest, and check the header."""
     number = _split_number(shard, SPLIT_NO) + 1
-    name = parse_shard_name(shard.path.name)
+    name, hint = parse_shard_name(shard.path.name), "give every shard of the set its original name again"
+    expected = ShardName(name.stem if name else "NAME", number, count)
     if name is None:
         lower = parse_shard_name(str(Path(shard.path.name).with_suffix(".gguf")))  # as llama_split_path spells it
-        raise InputError(
-            "gguf.split",
-            f"is shard {number} of {count}, its name does not say so: expected {ShardName('NAME', number, count)}",
-            path=shard.path,
-            hint=f"rename every shard: this one {lower}"
-            if lower
-            else "give every shard of the set its original name again",
-        )
-    expected = ShardName(name.stem, number, count)
+        message = f"is shard {number} of {count}, its name does not say so: expected {expected}"
+        raise shard.astray(message, hint=f"rename every shard: this one {lower}" if lower else hint)
     if name != expected:
-        raise InputError(
-            "gguf.split",
-            f"is shard {number} of {count}, its name says {name.number} of {name.count}: expected {expected}",
-            path=shard.path,
-            found=str(name),
-            allowed=str(expected),
-            hint="give every shard of the set its original name again",
-        )
+        message = f"is shard {number} of {count}, its name says {name.number} of {name.count}: expected {expected}"
+        raise shard.astray(message, found=str(name), allowed=str(expected), hint=hint)
     return name
 
 
@@ -665,13 +648,8 @@ def _check_set(shards: tuple[GgufShard, ...]) -> None:
     for shard in shards:
         declared = _split_number(shard, SPLIT_TENSORS)
         if declared != total:
-            raise InputError(
-                "gguf.split",
-                f"{SPLIT_TENSORS} is {declared:,}, the {len(shards)} shards hold {total:,} tensors",
-                path=shard.path,
-                found=declared,
-                allowed=total,
-            )
+            message = f"{SPLIT_TENSORS} is {declared:,}, the {len(shards)} shards hold {total:,} tensors"
+            raise shard.astray(message, found=declared, allowed=total)
     faults = Faults(shards[0].path)
     first: dict[str, Path] = {}
     for shard in shards:

@@ -310,29 +310,17 @@ def _bad_string(cursor: Cursor, what: str, offset: int, nbytes: int, cap: int) -
     left = cursor.left
     over_cap = nbytes > cap and (left is None or cap < left)
     limit = f"at most {cap:,} are allowed" if over_cap or left is None else f"{left:,} remain"
-    return InputError(
-        "gguf.string",
-        f"{what} at byte {offset:,} declares {nbytes:,} bytes, {limit}",
-        path=cursor.path,
-        offset=offset,
-        found=nbytes,
-        allowed=cap if over_cap else left,
-        hint=TRUNCATED if nbytes <= cap else None,
-    )
+    message = f"{what} at byte {offset:,} declares {nbytes:,} bytes, {limit}"
+    allowed, hint = cap if over_cap else left, TRUNCATED if nbytes <= cap else None
+    return cursor.fault("gguf.string", message, offset=offset, found=nbytes, allowed=allowed, hint=hint)
 
 
 def _read_type(cursor: Cursor, key: str, what: str) -> ValueType:
     number = U32.unpack(cursor.need(U32.size, "the type of key", key))[0]
     kind = VALUE_TYPES.get(number)
     if kind is None:
-        raise InputError(
-            "gguf.value-type",
-            f"key {quoted(key)} {what} {number} (0 to {max(VALUE_TYPES)} exist)",
-            path=cursor.path,
-            offset=cursor.offset - U32.size,
-            found=number,
-            allowed=max(VALUE_TYPES),
-        )
+        most, message = max(VALUE_TYPES), f"key {quoted(key)} {what} {number} (0 to {max(VALUE_TYPES)} exist)"
+        raise cursor.fault("gguf.value-type", message, offset=cursor.offset - U32.size, found=number, allowed=most)
     return kind
 
 
@@ -340,13 +328,8 @@ def _read_array(cursor: Cursor, key: str, length: struct.Struct) -> MetaValue:
     at = cursor.offset
     kind = _read_type(cursor, key, "is an array of value type")
     if kind is ARRAY:
-        raise InputError(
-            "gguf.nested-array",
-            f"array of arrays at byte {at:,} is not supported",
-            path=cursor.path,
-            offset=at,
-            found=ARRAY.id,
-        )
+        message = f"array of arrays at byte {at:,} is not supported"
+        raise cursor.fault("gguf.nested-array", message, offset=at, found=ARRAY.id)
     counted_at = cursor.offset
     count = length.unpack(cursor.need(length.size, "the length of array", key))[0]
     start = cursor.offset
@@ -368,15 +351,9 @@ def _bad_array(cursor: Cursor, key: str, kind: ValueType, offset: int, count: in
     fit = None if cursor.left is None else cursor.left // smallest
     allowed = MAX_ARRAY_ELEMENTS if fit is None else min(fit, MAX_ARRAY_ELEMENTS)
     limit = f"at most {allowed:,} fit" if allowed == fit else f"at most {allowed:,} are allowed"
-    return InputError(
-        "gguf.array",
-        f"{quoted(key)} declares {count:,} {noun}, {limit}",
-        path=cursor.path,
-        offset=offset,
-        found=count,
-        allowed=allowed,
-        hint=TRUNCATED if count <= MAX_ARRAY_ELEMENTS else None,
-    )
+    message = f"{quoted(key)} declares {count:,} {noun}, {limit}"
+    hint = TRUNCATED if count <= MAX_ARRAY_ELEMENTS else None
+    return cursor.fault("gguf.array", message, offset=offset, found=count, allowed=allowed, hint=hint)
 
 
 @cache
@@ -428,14 +405,8 @@ def _check_bools(cursor: Cursor, key: str, count: int) -> None:
 
 
 def _not_bool(cursor: Cursor, key: str, offset: int, byte: int) -> InputError:
-    return InputError(
-        "gguf.bool",
-        f"key {quoted(key)} holds {byte} where 0 or 1 is required",
-        path=cursor.path,
-        offset=offset,
-        found=byte,
-        allowed="0 or 1",
-    )
+    message = f"key {quoted(key)} holds {byte} where 0 or 1 is required"
+    return cursor.fault("gguf.bool", message, offset=offset, found=byte, allowed="0 or 1")
 
 
 # -- Keys of a GGUF that readers know, by type -------------------------------------------------------------------------

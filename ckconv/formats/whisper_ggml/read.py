@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from struct import pack, unpack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckconv.core.layouts import BY_GGML, DType, float32
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
-from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.canonical import Item, canonicalize
 from ckconv.families.catalog import said_of
 from ckconv.families.huggingface_config import huggingface_config
@@ -118,10 +118,6 @@ class _Cursor(Cursor):
     def numbers(self, count: int, what: str) -> tuple[int, ...]:
         """The next numbers."""
         return unpack(f"<{count}i", self.need(4 * count, what))
-
-    def fault(self, code: str, message: str, **facts: Any) -> InputError:
-        """An error of the file."""
-        return InputError(code, message, path=self.source.path, **{"offset": self.offset, **facts})
 
 
 def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
