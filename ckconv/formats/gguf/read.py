@@ -315,7 +315,7 @@ class GgufShard(NamedTuple):
     source: ByteSource
 
     def astray(self, message: str, **facts: Any) -> InputError:
-        """The error of a file that is not the shard which its set, name or header says."""
+        """Error of a file that is no shard of its set."""
         return InputError("gguf.split", message, path=self.path, **facts)
 
 

@@ -38,6 +38,7 @@ from ckconv.quant.packings.module import (
     matrix,
     shaped,
     unpack_bytes,
+    within,
 )
 
 # -- torchao's matrices ------------------------------------------------------------------------------------------------
@@ -84,8 +85,7 @@ def _checked(stored: Arrays, declared: Declared) -> Module:
     has = group if type(said) is int else [rows if one else 1, group]
     if said is not None and said != has:
         raise Misfit(f"the file's metadata says block_size {said}, and the arrays have {has}")
-    said = _data(declared, "elem_dtype")
-    said = said.get("_data") if isinstance(said, dict) else None
+    said = within(_data(declared, "elem_dtype"), "_data")
     codes = stored[_CODES].dtype
     if said is not None and codes in _ELEMENTS and said != _ELEMENTS[codes]:
         raise Misfit(f"the file's metadata says elem_dtype {said}, and {_CODES[1:]} is {codes}")
@@ -135,8 +135,7 @@ def _check_activations(stored: Arrays) -> None:
 
 def _data(declared: Declared, key: str) -> Any:
     """Value of a key of ``_data``; nothing where the file has none."""
-    data = declared.header.get("_data")
-    return data.get(key) if isinstance(data, dict) else None
+    return within(declared.header.get("_data"), key)
 
 
 def _type(declared: Declared) -> str:
@@ -147,9 +146,7 @@ def _type(declared: Declared) -> str:
 
 def _bits(declared: Declared) -> int:
     """Bits of the one integer type of all matrices; eight where types differ."""
-    found: Any = declared.settings.get("quant_type")
-    for key in ("default", "_data", "weight_dtype", "_data"):
-        found = found.get(key) if isinstance(found, dict) else None
+    found = within(declared.settings.get("quant_type"), "default", "_data", "weight_dtype", "_data")
     bits = str(found).removeprefix("int")
     return int(bits) if bits in "2345678" and len(bits) == 1 else 8
 
@@ -373,8 +370,7 @@ def _fit_comfyui(stored: Arrays, declared: Declared) -> Module:
     kind, weight, scale = said.get("format"), stored[".weight"], stored[".weight_scale"]
     if not isinstance(kind, str):
         raise Misfit(f"its format is {kind!r}, where {SAID[1:]} or {HEADER} says one")
-    inner = said.get("params")
-    if said.get("convrot") or (isinstance(inner, dict) and inner.get("convrot")):
+    if said.get("convrot") or within(said.get("params"), "convrot"):
         raise Unread(f"ComfyUI's {kind} of rotated matrices (convrot)")
     if kind not in _FORMATS:
         raise Unread(f"ComfyUI's {kind}")

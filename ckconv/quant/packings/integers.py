@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, F16, F32, DType, Layout, Strip, merged, plain
@@ -34,6 +33,7 @@ from ckconv.quant.packings.module import (
     said,
     shaped,
     unpack_bytes,
+    within,
 )
 
 # -- AWQ for GEMM: stored ``[in, out]``, interleaved words along the output --------------------------------------------
@@ -152,12 +152,8 @@ def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
             raise Misfit(f"{name} has shape {list(array.shape)}, which is not whole runs of 32 codes of {bits} bits")
     columns = weight.shape[0] * 32 // bits
     size = grouped(columns, groups, declared)
-    index = None
-    if ".g_idx" in stored:
-        shaped(stored[".g_idx"], (columns,))
-        index = in_rows(stored[".g_idx"], 0)
-    elif declared.settings.get("desc_act"):
-        raise Misfit("desc_act is true, and there is no g_idx")
+    promised = "desc_act is true" if declared.settings.get("desc_act") else ""
+    index = ordered(stored, ".g_idx", size, groups, declared, promised)
     key = "packing_format" if AUTO_ROUND & {declared.method} else "checkpoint_format"
     version = declared.settings.get(key) or None
     if version is not None and not isinstance(version, str):
@@ -170,18 +166,12 @@ def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
         raise Unread(f"GPTQ with {key} {version}")
     if bits in (5, 6, 7) and key == "checkpoint_format" and version not in _PLANES:
         raise Unread(f"{bits}-bit GPTQ with checkpoint_format {version}, where GPTQModel has gptq_p")
-    across = ordered(index, stored, ".g_idx", size, groups, declared)
     return Module(
-        Scheme(INT, bits, size, scales.dtype, zeros=True, ordered=across),
+        Scheme(INT, bits, size, scales.dtype, zeros=True, ordered=index is not None),
         (rows, columns),
-        (
-            in_columns(weight),
-            in_columns(scales),
-            in_columns(zeros, together(bits), run(bits)),
-            index if across else None,
-        ),
+        (in_columns(weight), in_columns(scales), in_columns(zeros, together(bits), run(bits)), index),
         partial(_unpack_gptq, less=version in _LESS, form=PLANES if version in _PLANES else STREAM, name=zeros.name),
-        f"{bits}-bit, {said(size, declared)}{', columns in another order (desc_act)' * across}",
+        f"{bits}-bit, {said(size, declared)}{', columns in another order (desc_act)' * (index is not None)}",
     )
 
 
@@ -271,19 +261,13 @@ BITNET_PACKINGS = (
 # and ``torch/export/nn/modules/realquantizer.py`` of amd-quark 0.13.
 
 
-def _said_quark(declared: Declared, *keys: str) -> Any:
-    found: Any = declared.settings
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
 def _fit_quark(stored: Arrays, declared: Declared) -> Module:
     weight, scale, zero = stored[".weight"], stored[".weight_scale"], stored[".weight_zero_point"]
-    kind = _said_quark(declared, "global_quant_config", "weight", "dtype")
+    whole = within(declared.settings, "global_quant_config", "weight")
+    kind = within(whole, "dtype")
     if kind not in ("int4", "uint4"):
         raise Unread(f"Quark's {kind}")
-    if _said_quark(declared, "layer_quant_config"):
+    if declared.settings.get("layer_quant_config"):
         raise Unread(f"Quark's {kind} with other types for some layers (layer_quant_config)")
     if len(weight.shape) != 2 or len(scale.shape) != 2 or not all((*weight.shape, *scale.shape)):
         raise Misfit("weight and weight_scale are not matrices")
@@ -291,11 +275,8 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
     if many * 8 != rows:
         raise Misfit(f"weight has shape {list(weight.shape)}, weight_scale {list(scale.shape)}, which is not 4 bits")
     shaped(zero, (groups, many))
-    own = declared._replace(
-        settings={"group_size": _said_quark(declared, "global_quant_config", "weight", "group_size")}
-    )
-    size = grouped(columns, groups, own)
-    places = () if _said_quark(declared, "export", "pack_method") == "order" else PLACES
+    size = grouped(columns, groups, declared._replace(settings={"group_size": within(whole, "group_size")}))
+    places = () if within(declared.settings, "export", "pack_method") == "order" else PLACES
     return Module(
         Scheme(INT, 4, size, scale.dtype, zeros=True, library=F32 if scale.dtype is F32 else None),
         (rows, columns),
@@ -306,7 +287,7 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
 
 
 def _named(stored: Arrays, declared: Declared) -> Module:
-    raise Unread(f"Quark's {_said_quark(declared, 'global_quant_config', 'weight', 'dtype')}")
+    raise Unread(f"Quark's {within(declared.settings, 'global_quant_config', 'weight', 'dtype')}")
 
 
 _QUARK_METHODS = frozenset({"quark"})
@@ -361,7 +342,7 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
         made = f"{rows:,} rows of {columns:,} columns (weight_shape)"
         raise Misfit(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")
     array, groups, size = _scales(scale, rows, columns, declared)
-    zeros, index = None, None
+    zeros = None
     if zero := _zero(stored, declared):
         words = run(bits, form)
         shaped(zero, (-(-rows // together(bits, WHOLE)) if form == WHOLE else -(-rows * bits // 32), groups))
@@ -369,20 +350,16 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
             raise Unread(f"{bits}-bit zero points of rows that are no multiple of 32")
         wide = zero._replace(shape=(zero.shape[0] // words, words * groups))
         zeros = in_rows(wide, together(bits, form))
-    if ".weight_g_idx" in stored:
-        if zeros is not None:
-            raise Unread("pack-quantized with columns in another order and zero points")
-        shaped(stored[".weight_g_idx"], (columns,))
-        index = in_rows(stored[".weight_g_idx"], 0)
-    elif declared.settings.get("actorder") == "group":
-        raise Misfit("actorder is group, and there is no weight_g_idx")
-    across = ordered(index, stored, ".weight_g_idx", size, groups, declared)
+    if ".weight_g_idx" in stored and zeros is not None:
+        raise Unread("pack-quantized with columns in another order and zero points")
+    promised = "actorder is group" if declared.settings.get("actorder") == "group" else ""
+    index = ordered(stored, ".weight_g_idx", size, groups, declared, promised)
     return Module(
-        Scheme(INT, bits, size, scale.dtype, zeros=zeros is not None, ordered=across),
+        Scheme(INT, bits, size, scale.dtype, zeros=zeros is not None, ordered=index is not None),
         (rows, columns),
-        (in_rows(weight), array, zeros, index if across else None),
+        (in_rows(weight), array, zeros, index),
         partial(_unpack_words, form=form),
-        f"{bits}-bit, {_said_compressed(scale, size)}{', columns in another order (actorder)' * across}",
+        f"{bits}-bit, {_said_compressed(scale, size)}{', columns in another order (actorder)' * (index is not None)}",
     )
 
 

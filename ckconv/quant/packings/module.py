@@ -210,6 +210,13 @@ def in_columns(stored: StoredTensor, per: int = 1, run: int = 1) -> Array:
     return laid_out(stored, transposed(stored.shape[1] // run, stored.shape[0]), dtype, per=per)
 
 
+def within(table: Any, *keys: str) -> Any:
+    """Value under keys of objects within each other; ``None`` for none."""
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table
+
+
 def laid_out(
     stored: StoredTensor, layout: Layout, dtype: DType | None = None, *, times: int = 1, per: int = 1
 ) -> Array:
@@ -275,19 +282,23 @@ def said(size: int, declared: Declared) -> str:
     return "scales of whole rows" if declared.number("group_size") in (-1, 0) else f"groups of {size}"
 
 
-def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups: int, declared: Declared) -> bool:
-    """Whether columns of a group are anywhere in the row, as its index says.
+def ordered(stored: Arrays, suffix: str, size: int, groups: int, declared: Declared, promised: str) -> Array | None:
+    """Index of the columns, where groups are scattered over the row.
 
-    What is declared does not count.
+    Args:
+        promised: the setting that says so, which does not count beside an index; empty for none.
 
     Raises:
-        Misfit: the index names a group that is not there.
+        Misfit: the index names a group that is not there, has another length, or is promised and missing.
     """
-    if index is None:
-        return False
-    found = declared.integers_of(stored[suffix])
+    if suffix not in stored:
+        if promised:
+            raise Misfit(f"{promised}, and there is no {suffix[1:]}")
+        return None
+    shaped(stored[suffix], (size * groups,))
+    found, index = declared.integers_of(stored[suffix]), in_rows(stored[suffix], 0)
     if found is None:
-        return True
+        return index
     if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
         raise Misfit(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
-    return bool((found.reshape(groups, size) != np.arange(groups)[:, None]).any())
+    return index if (found.reshape(groups, size) != np.arange(groups)[:, None]).any() else None
