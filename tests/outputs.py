@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckconv.errors import CkconvError, OutputError
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 
 
 def one_file(
@@ -26,8 +26,8 @@ def one_file(
     inputs: Sequence[Path] = (),
 ) -> Outputs:
     """A model file and side files that are called as readers expect them."""
-    small = {path: Small(path.name, content) for path, content in side.items()}
-    rooms = {main: Room(nbytes, tuple(holes))}
+    small = {path: SmallFile(path.name, content) for path, content in side.items()}
+    rooms = {main: LargeFile(nbytes, tuple(holes))}
     return Outputs(rooms, small, directory=directory, force=force, inputs=inputs, typed=main)
 
 

@@ -33,7 +33,7 @@ FOUND = b"HTTP/1.1 206 Partial Content\r\nETag: x\r\nContent-Range: bytes 0-6553
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(http, "PAUSES", (0.0,))
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
+    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
     with serving(Server(files={"/m.gguf": LLAMA.read_bytes()})) as found:
         yield found
 

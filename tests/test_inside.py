@@ -20,7 +20,7 @@ from packed_checkpoints import arrays_of
 from safetensors.numpy import load_file
 
 from ckconv.core.tensors import Extent
-from ckconv.io.standing import Box, Pieces, Whole
+from ckconv.io.standing import Assembly, Box, Pieces
 
 Run = Callable[..., Result]
 DISTRIBUTED = FIXTURES / "pytorch" / "distributed"
@@ -137,7 +137,7 @@ def test_any_run_of_bytes_of_a_gathered_tensor(tmp_path: Path) -> None:
         for start, piece in cut((2, 3), (1,), ()):
             boxes.append(Box(Extent(path, at, piece.nbytes), start, piece.shape))
             at += file.write(piece.tobytes())
-    made, wanted = Pieces([b"head", Whole(WHOLE.shape, 4, boxes), b"tail"]), b"head" + WHOLE.tobytes() + b"tail"
+    made, wanted = Pieces([b"head", Assembly(WHOLE.shape, 4, boxes), b"tail"]), b"head" + WHOLE.tobytes() + b"tail"
     assert made.size == len(wanted)
     for first in range(0, len(wanted), 7):
         for last in (first + 1, first + 3, first + 50, len(wanted)):

@@ -153,7 +153,7 @@ def test_what_no_lane_could_compare_is_compared_in_the_end(
     floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader may need values of another file to know what is in one."""
-    monkeypatch.setattr(write.Reader, "early", lambda *_: None)
+    monkeypatch.setattr(write.OutputReader, "early", lambda *_: None)
     options = {"max_shard_bytes": 60_000}
     one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
     assert converted(floats, tmp_path / "three", "safetensors", THREE, options) == one

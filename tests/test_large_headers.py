@@ -174,8 +174,8 @@ def test_tensors_that_are_not_kept_are_written_and_compared_as_those_that_are(
 
 def test_the_item_that_was_asked_for_last_is_not_made_again() -> None:
     asked = list[int]()
-    inner = made.Made(3, lambda at: asked.append(at) or f"{at}")
-    outer = made.Made(3, lambda at: inner[at] + inner[at])
+    inner = made.LazySequence(3, lambda at: asked.append(at) or f"{at}")
+    outer = made.LazySequence(3, lambda at: inner[at] + inner[at])
     assert [outer[0], outer[0], outer[2], outer[-1], outer[0], *outer[1:]] == ["00", "00", "22", "22", "00", "11", "22"]
     assert asked == [0, 2, 0, 1, 2]
     with pytest.raises(IndexError):

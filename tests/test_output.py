@@ -371,9 +371,9 @@ def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
     code = f"""
 from pathlib import Path
 from ckconv.errors import OutputError
-from ckconv.publish.staging import Outputs, Room
+from ckconv.publish.staging import Outputs, LargeFile
 try:
-    Outputs({{Path({str(main)!r}): Room(1 << 20)}}, {{}}).__enter__()
+    Outputs({{Path({str(main)!r}): LargeFile(1 << 20)}}, {{}}).__enter__()
 except OutputError as error:
     print(error.code, error.message)
 """
@@ -471,7 +471,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, LargeFile, SmallFile
 from ckconv.publish.files import Directory
 from ckconv.system.signals import interruptible
 place = Path(sys.argv[1])
@@ -481,7 +481,7 @@ try:
         sys.stdout.write("ready\\n"); sys.stdout.flush()
         while True:
             main, side = place / "out.bump", place / "config.json"
-            with Outputs({main: Room(4 << 20)}, {side: Small("config.json", b"{}")}, force=True) as outputs:
+            with Outputs({main: LargeFile(4 << 20)}, {side: SmallFile("config.json", b"{}")}, force=True) as outputs:
                 for number in range(4):
                     os.pwrite(outputs.fds[main], data, number * len(data))
                 outputs.publish()

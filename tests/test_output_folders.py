@@ -16,7 +16,7 @@ from outputs import failing_at, refused
 from ckconv.errors import OutputError
 from ckconv.publish.files import LOCK
 from ckconv.publish.journal import recover
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 
 MODEL, SIDE, PART = "model.safetensors", "modules.json", "1_Pooling/config.json"
 NEW = {MODEL: b"new model", SIDE: b"new list", PART: b"new part"}
@@ -42,8 +42,10 @@ with outputs(place, force=True) as made:
 
 
 def outputs(place: Path, *, force: bool = False) -> Outputs:
-    small = {place / name: Small(name, NEW[name]) for name in (SIDE, PART)}
-    return Outputs({place / MODEL: Room(len(NEW[MODEL]))}, small, directory=place, force=force, last=[place / MODEL])
+    small = {place / name: SmallFile(name, NEW[name]) for name in (SIDE, PART)}
+    return Outputs(
+        {place / MODEL: LargeFile(len(NEW[MODEL]))}, small, directory=place, force=force, last=[place / MODEL]
+    )
 
 
 def write(made: Outputs, place: Path) -> None:

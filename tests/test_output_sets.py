@@ -15,7 +15,7 @@ import pytest
 from outputs import failing_at, names, no_links, refused
 
 from ckconv.errors import OutputError
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 
 SHARDS = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
 NEW = {**{name: name.encode() for name in SHARDS}, "config.json": b"{}"}
@@ -24,8 +24,8 @@ OLD = {name: b"old " + content for name, content in NEW.items()}
 
 def shards(place: Path, *, directory: Path | None = None, force: bool = False) -> Outputs:
     """Three files and a side file, to be filled by :func:`fill`."""
-    large = {place / name: Room(len(NEW[name])) for name in SHARDS}
-    small = {place / "config.json": Small("config.json", NEW["config.json"])}
+    large = {place / name: LargeFile(len(NEW[name])) for name in SHARDS}
+    small = {place / "config.json": SmallFile("config.json", NEW["config.json"])}
     return Outputs(large, small, directory=directory, force=force)
 
 
@@ -175,7 +175,7 @@ def test_set_that_does_not_fit_is_refused_as_a_whole(tmp_path: Path) -> None:
     filesystem = os.statvfs(tmp_path)
     half = filesystem.f_blocks * filesystem.f_frsize // 2 + 1
     with refused("output.space", rf"needs {3 * half:,} bytes for 3 files, [\d,]+ are free") as caught:
-        Outputs({tmp_path / name: Room(half) for name in SHARDS}, {}).__enter__()
+        Outputs({tmp_path / name: LargeFile(half) for name in SHARDS}, {}).__enter__()
     assert caught[0].path == str(tmp_path)
     assert names(tmp_path) == []
 
@@ -201,10 +201,10 @@ def test_every_file_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.Mo
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, LargeFile, SmallFile
 place = Path(sys.argv[1])
-large = {place / f"m-0000{n}-of-00003.gguf": Room(1 << 20) for n in (1, 2, 3)}
-outputs = Outputs(large, {place / "config.json": Small("config.json", b"{}")}, force=True)
+large = {place / f"m-0000{n}-of-00003.gguf": LargeFile(1 << 20) for n in (1, 2, 3)}
+outputs = Outputs(large, {place / "config.json": SmallFile("config.json", b"{}")}, force=True)
 with outputs:
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -253,8 +253,8 @@ def test_side_file_elsewhere_is_staged_under_the_name_that_readers_know(
 ) -> None:
     place = here / "dst" if in_directory else here
     side = elsewhere / "c.json"
-    small = {side: Small("config.json", b"{}")}
-    with Outputs({place / "m": Room(1)}, small, directory=place if in_directory else None) as outputs:
+    small = {side: SmallFile("config.json", b"{}")}
+    with Outputs({place / "m": LargeFile(1)}, small, directory=place if in_directory else None) as outputs:
         assert outputs.staged(side) == outputs.staging / "config.json"
         assert outputs.staged(side).read_bytes() == b"{}"
         assert len(names(elsewhere)) == 1
@@ -272,7 +272,7 @@ def test_side_file_elsewhere_that_is_there_is_neither_written_nor_removed(
     side = elsewhere / "c.json"
     side.write_bytes(b"{}")
     before = side.stat()
-    with Outputs({here / "m": Room(1)}, {side: Small("config.json", b"{}")}, force=force) as outputs:
+    with Outputs({here / "m": LargeFile(1)}, {side: SmallFile("config.json", b"{}")}, force=force) as outputs:
         assert names(elsewhere) == ["c.json"]
         assert outputs.staged(side).read_bytes() == b"{}"
         outputs.publish()
@@ -283,7 +283,7 @@ def test_side_file_elsewhere_that_is_there_is_neither_written_nor_removed(
 def test_side_file_that_changed_meanwhile(here: Path, elsewhere: Path, force: bool) -> None:
     side = elsewhere / "c.json"
     side.write_bytes(b"{}")
-    with Outputs({here / "m": Room(1)}, {side: Small("config.json", b"{}")}, force=force) as outputs:
+    with Outputs({here / "m": LargeFile(1)}, {side: SmallFile("config.json", b"{}")}, force=force) as outputs:
         side.write_bytes(b"theirs")
         if force:
             outputs.publish()
@@ -295,7 +295,7 @@ def test_side_file_that_changed_meanwhile(here: Path, elsewhere: Path, force: bo
 
 
 def test_failure_leaves_nothing_elsewhere(here: Path, elsewhere: Path) -> None:
-    with pytest.raises(RuntimeError), Outputs({here / "m": Room(1)}, {elsewhere / "c": Small("c", b"")}):
+    with pytest.raises(RuntimeError), Outputs({here / "m": LargeFile(1)}, {elsewhere / "c": SmallFile("c", b"")}):
         raise RuntimeError
     assert names(here) + names(elsewhere) == []
 
@@ -332,7 +332,7 @@ def test_two_outputs_that_a_link_makes_one_are_refused(here: Path) -> None:
     (here / "sub").symlink_to(here)
     with (
         refused("output.special", "is the same file as"),
-        Outputs({here / "m": Room(1)}, {here / "sub" / "m": Small("config.json", b"{}")}),
+        Outputs({here / "m": LargeFile(1)}, {here / "sub" / "m": SmallFile("config.json", b"{}")}),
     ):
         pass
     assert names(here) == ["sub"]
@@ -340,7 +340,7 @@ def test_two_outputs_that_a_link_makes_one_are_refused(here: Path) -> None:
 
 def test_model_that_is_called_like_a_side_file(here: Path, elsewhere: Path) -> None:
     model = here / "config.json"
-    with Outputs({model: Room(5)}, {elsewhere / "c": Small("config.json", b"{}")}) as outputs:
+    with Outputs({model: LargeFile(5)}, {elsewhere / "c": SmallFile("config.json", b"{}")}) as outputs:
         os.pwrite(outputs.fds[model], b"model", 0)
         assert (outputs.staging / "config.json").read_bytes() == b"{}"
         assert outputs.staged(model).read_bytes() == b"model"
@@ -350,8 +350,8 @@ def test_model_that_is_called_like_a_side_file(here: Path, elsewhere: Path) -> N
 
 def test_side_files_of_a_directory_may_change_names(tmp_path: Path) -> None:
     place = tmp_path / "dst"
-    small = {place / "b": Small("a", b"A"), place / "a": Small("b", b"B"), place / "z": Small("m", b"M")}
-    with Outputs({place / "m": Room(5)}, small, directory=place) as outputs:
+    small = {place / "b": SmallFile("a", b"A"), place / "a": SmallFile("b", b"B"), place / "z": SmallFile("m", b"M")}
+    with Outputs({place / "m": LargeFile(5)}, small, directory=place) as outputs:
         os.pwrite(outputs.fds[place / "m"], b"model", 0)
         assert (outputs.staging / "a").read_bytes() == b"A"
         outputs.publish()
@@ -360,13 +360,13 @@ def test_side_files_of_a_directory_may_change_names(tmp_path: Path) -> None:
 
 def test_side_files_alone(here: Path) -> None:
     """As beside a model that goes to a pipe."""
-    with Outputs({}, {here / "c.json": Small("config.json", b"{}")}) as outputs:
+    with Outputs({}, {here / "c.json": SmallFile("config.json", b"{}")}) as outputs:
         assert outputs.fds == {}
         assert names(here) == [outputs.staging.name]
         outputs.publish()
     assert found(here) == {"c.json": b"{}"}
     before = here.stat().st_mtime_ns
-    with Outputs({}, {here / "c.json": Small("config.json", b"{}")}) as outputs:
+    with Outputs({}, {here / "c.json": SmallFile("config.json", b"{}")}) as outputs:
         outputs.publish()
     assert here.stat().st_mtime_ns == before, "nothing to write"
 

@@ -20,7 +20,7 @@ from outputs import refused
 
 from ckconv.publish.files import LOCK, Directory, locked
 from ckconv.publish.journal import REPLACED, recover
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 
 Ckconv = Callable[..., Result]
 
@@ -33,7 +33,7 @@ CHILD = (
     """
 import os, sys
 from pathlib import Path
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, LargeFile, SmallFile
 place, content, call, number, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 side, one, two = (place / name for name in sys.argv[6:])
 size = len(content) + len(one.name)
@@ -41,8 +41,8 @@ count = 0
 """
     + HIT
     + """
-small = {side: Small(side.name, (content + side.name).encode())}
-with Outputs({one: Room(size), two: Room(size)}, small, force=True, last=[two, one]) as outputs:
+small = {side: SmallFile(side.name, (content + side.name).encode())}
+with Outputs({one: LargeFile(size), two: LargeFile(size)}, small, force=True, last=[two, one]) as outputs:
     for path, fd in ((one, outputs.fds[one]), (two, outputs.fds[two])):
         os.pwrite(fd, (content + path.name).encode(), 0)
     outputs.fds.sync()
@@ -146,7 +146,7 @@ def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path:
 
 
 def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
-    with Outputs({tmp_path / "m": Room(3)}, {}) as outputs:
+    with Outputs({tmp_path / "m": LargeFile(3)}, {}) as outputs:
         os.pwrite(outputs.fds[tmp_path / "m"], b"mod", 0)
         assert recover([tmp_path]) == ([], [])
         outputs.publish()
@@ -195,7 +195,7 @@ def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: s
 
 @pytest.mark.needs("posix")
 def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = Outputs({tmp_path / "m": Room(1)}, {})
+    outputs = Outputs({tmp_path / "m": LargeFile(1)}, {})
     outputs.__enter__()
     monkeypatch.setattr("ckconv.publish.files.PATIENCE", 0.0)
     with locked([tmp_path]):
@@ -213,7 +213,9 @@ def test_what_can_neither_be_named_nor_undone_is_said_with_names(
     for name, content in OLD.items():
         (tmp_path / name).write_bytes(content)
     side = tmp_path / NAMES[0]
-    outputs = Outputs({tmp_path / name: Room(1) for name in NAMES[1:]}, {side: Small(side.name, b"")}, force=True)
+    outputs = Outputs(
+        {tmp_path / name: LargeFile(1) for name in NAMES[1:]}, {side: SmallFile(side.name, b"")}, force=True
+    )
 
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -27,14 +27,14 @@ CHILD = (
     """
 import os, signal, sys
 from pathlib import Path
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, LargeFile, SmallFile
 at, number, count = int(sys.argv[1]), signal.SIGKILL, 0
 one, two, side = map(Path, sys.argv[2:])
 """
     + HIT
     + """
-rooms = {one: Room(3), two: Room(3)}
-with Outputs(rooms, {side: Small("config.json", b"new")}, force=True) as outputs:
+rooms = {one: LargeFile(3), two: LargeFile(3)}
+with Outputs(rooms, {side: SmallFile("config.json", b"new")}, force=True) as outputs:
     for path in rooms:
         os.pwrite(outputs.fds[path], b"new", 0)
     outputs.fds.sync()

@@ -265,8 +265,8 @@ def test_a_thread_that_is_not_to_be_had_is_the_systems(server: Server, monkeypat
         raise RuntimeError("can't start new thread")
 
     file = http.HttpFile(f"{server.url}/m.gguf")
-    reader = elsewhere.Reader(file)
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
+    reader = elsewhere.RangeReader(file)
+    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
     monkeypatch.setattr("ckconv.io.standing.threading.Thread.start", none)
     with pytest.raises(errors.OutputError, match="a thread cannot be started: can't start new thread") as caught:
         reader.read(0, 4, in_order=False)
@@ -281,8 +281,8 @@ def test_a_server_without_ranges_gives_every_file_once(server: Server, tmp_path:
 
 def test_what_failed_is_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     file = http.HttpFile(f"{server.url}/m.gguf")
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
-    reader = elsewhere.Reader(file)
+    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
+    reader = elsewhere.RangeReader(file)
     really = file.fetch
 
     def broken(*_: int) -> bytes:

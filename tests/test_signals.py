@@ -19,7 +19,7 @@ from ckconv import convert
 from ckconv.core.metadata import side_file
 from ckconv.errors import Interrupted
 from ckconv.publish.files import locked
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 from ckconv.system import ENDING, signals
 from ckconv.system.signals import blocking, check, declare, interruptible, noted
 
@@ -168,7 +168,7 @@ def test_a_signal_breaks_a_side_file_off_between_its_pieces(tmp_path: Path) -> N
                 send(signal.SIGTERM)
             yield bytes(5 << 20)
 
-    small = Small("tokenizer.json", side_file(pieces))
+    small = SmallFile("tokenizer.json", side_file(pieces))
     with pytest.raises(Interrupted), interruptible(), Outputs({tmp_path / "tokenizer.json": small}, {}):
         asked.append(-1)
     assert (asked, [*tmp_path.iterdir()]) == ([0, 1, 2, 3, 0, 1], [])
@@ -312,7 +312,7 @@ def test_a_signal_at_any_function_call_leaves_no_lock_behind(tmp_path: Path) -> 
 
 def test_a_signal_at_any_function_call_leaves_nothing_of_an_output_behind(tmp_path: Path) -> None:
     def work() -> None:
-        with Outputs({tmp_path / "out.bump": Room(3)}, {}) as outputs:
+        with Outputs({tmp_path / "out.bump": LargeFile(3)}, {}) as outputs:
             os.write(outputs.fds[tmp_path / "out.bump"], b"all")
             outputs.fds.sync()
 

@@ -11,7 +11,7 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.core import metadata as streamed
-from ckconv.core.metadata import Streamed, digest_of, pieces_of, side_file
+from ckconv.core.metadata import StreamedText, digest_of, pieces_of, side_file
 from ckconv.errors import VerifyError
 from ckconv.io.files import holds
 from ckconv.publish.files import create, write_file
@@ -33,7 +33,7 @@ def test_what_is_small_is_held_and_made_once() -> None:
 def test_what_is_large_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed, "HELD", 3)
     text = side_file(lambda: halves(b"abcd"))
-    assert isinstance(text, Streamed)
+    assert isinstance(text, StreamedText)
     assert (len(text), digest_of(text)) == (4, sha256(b"abcd").hexdigest())
     assert b"".join(pieces_of(text)) == b"abcd" == b"".join(pieces_of(text))
 
@@ -60,12 +60,12 @@ def test_files_beside_a_model_are_the_same_whether_they_are_held_or_not(
 def test_a_file_holds_this_very_content_or_does_not(there: bytes, held: bool, tmp_path: Path) -> None:
     path = tmp_path / "there"
     path.write_bytes(there)
-    content = b"abcd" if held else Streamed(4, sha256(b"abcd").hexdigest(), lambda: halves(b"abcd"))
+    content = b"abcd" if held else StreamedText(4, sha256(b"abcd").hexdigest(), lambda: halves(b"abcd"))
     assert holds(path, content) is (there == b"abcd")
 
 
 def test_a_text_that_is_another_one_the_second_time_is_not_written(tmp_path: Path) -> None:
-    content = Streamed(4, sha256(b"abcd").hexdigest(), lambda: halves(b"abce"))
+    content = StreamedText(4, sha256(b"abcd").hexdigest(), lambda: halves(b"abce"))
     with pytest.raises(VerifyError) as caught:
         write_file(create(tmp_path / "out"), content, tmp_path / "out")
     assert caught.value.code == "verify.file"

@@ -19,7 +19,7 @@ from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType
 from ckconv.core.options import Options
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
-from ckconv.quant.affine import Repacked
+from ckconv.quant.affine import NewTile
 from ckconv.quant.mlx import Triple, decode, triple_type
 from ckconv.quant.repack import triple_for, way_between
 
@@ -53,7 +53,7 @@ def triple(name: str, number: DType = F32) -> Triple:
     return found
 
 
-def to_triple(blocks: np.ndarray, name: str, number: DType = F32) -> Repacked:
+def to_triple(blocks: np.ndarray, name: str, number: DType = F32) -> NewTile:
     way = way_between(DTYPES[name], triple_type(triple(name, number)))
     assert way is not None
     return way(blocks)

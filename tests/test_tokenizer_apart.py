@@ -17,7 +17,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv.core.options import Options
 from ckconv.tokenizer.checkpoint import of_tekken
-from ckconv.tokenizer.vocabulary import LeftOut
+from ckconv.tokenizer.vocabulary import Inexact
 
 VOCABULARIES = FIXTURES / "tokenizers" / "vocabularies"
 PATTERN = (
@@ -163,5 +163,5 @@ def test_a_checkpoint_with_tekken_json_alone_goes_with_its_words(tmp_path: Path)
     ],
 )
 def test_what_is_no_tekken_json_is_left_out(document: dict[str, Any], why: str) -> None:
-    with pytest.raises(LeftOut, match=why):
+    with pytest.raises(Inexact, match=why):
         of_tekken(document)

@@ -14,7 +14,7 @@ from conftest import FIXTURES
 
 from ckconv import Options, convert
 from ckconv.conversion import write
-from ckconv.conversion.write import Chunk, Growing, Progress, Stopped, write_file
+from ckconv.conversion.write import Chunk, GrowingOutput, Progress, Stopped, write_file
 from ckconv.core.layouts import DTYPES
 from ckconv.errors import OutputError
 from ckconv.formats.detect import open_index
@@ -93,7 +93,7 @@ def test_a_bump_file_is_opened_before_its_tensors_are_written(tmp_path: Path) ->
     progress.written = tensors[0].extent.offset
     progress.end = tensors[-1].extent.offset + tensors[-1].extent.nbytes
     progress.stop()  # who waits for more raises Stopped
-    growing = Growing({path: progress}, path)
+    growing = GrowingOutput({path: progress}, path)
 
     with opening(growing.wait_for):
         assert len(open_index(path).stored) == len(tensors)

@@ -104,6 +104,12 @@ _GLM = {
     "video_start_token_id": "<|begin_of_video|>",
     "video_end_token_id": "<|end_of_video|>",
 }
+_GEMMA4 = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "boi_token_id": "<|image>",
+    "eoi_token_id": "<image|>",
+}
 _TOKENS = {
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
@@ -122,17 +128,9 @@ _TOKENS = {
     "lighton_ocr": {"image_token_id": "<|image_pad|>"},
     "exaone4_5": {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
     "minicpmv4_6": {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
-    "gemma4": {
-        "image_token_id": "<|image|>",
-        "video_token_id": "<|video|>",
-        "boi_token_id": "<|image>",
-        "eoi_token_id": "<image|>",
-    },
+    "gemma4": _GEMMA4,
     "gemma4_hearing": {
-        "image_token_id": "<|image|>",
-        "video_token_id": "<|video|>",
-        "boi_token_id": "<|image>",
-        "eoi_token_id": "<image|>",
+        **_GEMMA4,
         "audio_token_id": "<|audio|>",
         "boa_token_id": "<|audio>",
         "eoa_token_index": "<audio|>",

@@ -33,7 +33,7 @@ from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
-from ckconv.plan.steps import Written
+from ckconv.plan.steps import NewFile
 from ckconv.publish.files import followed
 from ckconv.system.signals import check, declare, interruptible
 
@@ -368,7 +368,7 @@ def convert(
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []
     needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]
-    there: tuple[Written, ...] = ()
+    there: tuple[NewFile, ...] = ()
     try:
         there = found_there(plan, place, needed, recorded(facts, place))
     except OutputError:
@@ -405,5 +405,5 @@ def _fail(model: Model, error: CkconvError, status: str) -> None:
     model.status, model.exit_status, model.error = status, error.exit_code, render.error_facts(error)
 
 
-def _files(files: Iterable[Written]) -> list[dict[str, Any]]:
+def _files(files: Iterable[NewFile]) -> list[dict[str, Any]]:
     return [{"path": str(file.path), "bytes": file.nbytes, "sha256": file.sha256} for file in files]

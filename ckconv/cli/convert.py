@@ -392,7 +392,7 @@ def write_side_files(
     from ckconv.cli.report import print_plan, print_report
     from ckconv.conversion.run import Report
     from ckconv.conversion.sidefiles import check_leftovers, gone_notes, left_documents
-    from ckconv.publish.staging import Outputs, Small
+    from ckconv.publish.staging import Outputs, SmallFile
 
     started = time.monotonic()
     assert place.directory is not None
@@ -406,7 +406,7 @@ def write_side_files(
     if config is not None and CONFIG_NAME not in found:
         raise UsageError("usage.side-file", f"{plan.target_name} has no {CONFIG_NAME}")
     side = {
-        config if config is not None and name == CONFIG_NAME else place.directory / name: Small(name, content)
+        config if config is not None and name == CONFIG_NAME else place.directory / name: SmallFile(name, content)
         for name, content in found.items()
     }
     if not dry_run:

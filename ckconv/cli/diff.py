@@ -11,7 +11,7 @@ import click
 
 from ckconv.cli.flags import flag
 from ckconv.cli.render import ProgressLine, print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Float, Settings, common_options, force_option, page_option, settings_of
 from ckconv.comparison.compare import Comparison, Difference, diff, require_comparable
 from ckconv.errors import counted, shown
 from ckconv.system.signals import interruptible
@@ -34,7 +34,7 @@ _SHOWN = 20
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @click.option(
     "--tolerance",
-    type=Finite(min=0),
+    type=Float(min=0),
     default=0.0,
     metavar="T",
     help="Count a tensor as the same if its relative error (RMS) is at most T, such as 1e-6.",

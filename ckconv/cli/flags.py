@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH, Whole, forget_default, is_default
+from ckconv.cli.settings import PATH, Integer, forget_default, is_default
 from ckconv.core.late import NamedTuple
 from ckconv.core.options import OPTIONS, Option, Options, Takes
 from ckconv.errors import InputError, UsageError, nearest, quoted
@@ -85,11 +85,11 @@ def flag(name: str) -> Callable[[Function], Function]:
 def _flag(option: Option) -> Callable[[Function], Function]:
     attributes: dict[str, Any] = dict(_TAKES.get(option.takes, {}))
     if option.words:
-        attributes["type"] = Word(option.words, option.aliases)
+        attributes["type"] = NamedChoice(option.words, option.aliases)
     if option.takes is Takes.WORD:
         attributes["default"] = next((word for word, value in option.words.items() if value == option.default), None)
     if option.takes is Takes.NUMBER:
-        attributes["type"] = Whole(1, option.most)
+        attributes["type"] = Integer(1, option.most)
     return click.option(option.flag, help=option.help, **attributes)
 
 
@@ -119,7 +119,7 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
     click.option(
         "-j",
         "--jobs",
-        type=Whole(min=1),
+        type=Integer(min=1),
         metavar="N",
         help="Keep N processors at work: convert and compare N pieces of a tensor, or N files, at once;"
         " by default as many as there are.",
@@ -292,7 +292,7 @@ def _source_date() -> int | None:
     return int(text)
 
 
-class Word(click.Choice[str]):
+class NamedChoice(click.Choice[str]):
     """Parameter type: a word of a list, or its alias, in any case.
 
     Args:
@@ -308,7 +308,7 @@ class Word(click.Choice[str]):
         return super().convert(self._aliases.get(str(value).lower(), value), param, ctx)
 
 
-class FormatName(Word):
+class FormatName(NamedChoice):
     """Format, by its name or an alias."""
 
     def __init__(self) -> None:

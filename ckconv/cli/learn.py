@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckconv.cli.render import print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, Whole, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Integer, Settings, common_options, settings_of
 from ckconv.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from ckconv.learning.learn import Learned
+    from ckconv.learning.learn import LearnedFamily
 
 #: Exit status of a file that leaves questions.
 OPEN = 7
@@ -28,7 +28,7 @@ _ANSWERS = ("harmless", "any", "fixed")
 @click.option("-o", "--output", type=PATH, required=True, metavar="NEW.toml", help="Where the family file goes.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
 @click.option("--base", default="", metavar="FAMILY", help="The family to extend, instead of the nearest.")
-@click.option("--rows", type=Whole(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
+@click.option("--rows", type=Integer(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
 @click.option(
     "--check",
     type=click.Choice(["none", "pair", "all"]),
@@ -122,7 +122,7 @@ def _gguf_of(model: Path, folder: Path) -> Path:
     return made
 
 
-def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -> None:
+def _print(found: LearnedFamily, output: Path, settings: Settings, *, checked: bool) -> None:
     if settings.json:
         print_json(_document(found, output))
         return
@@ -156,7 +156,7 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
     print_report_lines(lines, settings)
 
 
-def _of_logits(found: Learned) -> Iterator[str]:
+def _of_logits(found: LearnedFamily) -> Iterator[str]:
     of = found.measured
     if of is not None:
         yield f"  logits of llama.cpp and transformers: {of.pair:.1g} of the largest apart"
@@ -170,7 +170,7 @@ def _of_logits(found: Learned) -> Iterator[str]:
         yield "  what llama.cpp computes of such a file was not compared (unmeasured)"
 
 
-def _document(found: Learned, output: Path) -> dict[str, Any]:
+def _document(found: LearnedFamily, output: Path) -> dict[str, Any]:
     return {
         "file": shown(output),
         "extends": found.family,

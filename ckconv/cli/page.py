@@ -25,7 +25,7 @@ from ckconv.publish.files import check_parent, write_whole
 
 if TYPE_CHECKING:
     from ckconv.comparison.compare import Comparison, Difference
-    from ckconv.comparison.verify import Checked
+    from ckconv.comparison.verify import CheckResult
     from ckconv.conversion.run import Report
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
@@ -528,7 +528,7 @@ def page_of_conversion(report: Report, *, directory: Path | None, config: Path |
 
 
 def page_of_verification(
-    names: tuple[str, str | None], out: TensorIndex, source: TensorIndex | None, result: Checked | VerifyError
+    names: tuple[str, str | None], out: TensorIndex, source: TensorIndex | None, result: CheckResult | VerifyError
 ) -> str:
     """Page of a verification, passed or with every fault.
 

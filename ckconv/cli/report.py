@@ -12,7 +12,7 @@ from ckconv.cli.settings import Settings
 from ckconv.conversion.run import (
     VERBS,
     Report,
-    Way,
+    RowChange,
     bits_per_weight,
     counts_of,
     errors_of,
@@ -209,7 +209,7 @@ def _model(index: TensorIndex) -> str:
     return f"{index.architecture}  {sizes}  {count(size_of(index)[0])} parameters"
 
 
-def _transposed(ways: Counter[Way]) -> int:
+def _transposed(ways: Counter[RowChange]) -> int:
     """Number of tensors whose rows become columns."""
     return sum(n for way, n in ways.items() if way.action is Action.COPY and way.transposed)
 
@@ -223,7 +223,7 @@ def _types(plan: Plan, action: Action) -> str:
     return sources if sources == targets else f"{sources} -> {targets}"
 
 
-def _moved(plan: Plan, ways: Counter[Way], action: Action) -> str:
+def _moved(plan: Plan, ways: Counter[RowChange], action: Action) -> str:
     """Movement of rows, for a bracket; empty where bytes stay."""
     reordered = sum(n for way, n in ways.items() if way.action is action and way.reordered)
     packed = sum(n for way, n in ways.items() if way.action is action and way.packed)
@@ -240,7 +240,7 @@ def summary(plan: Plan) -> str:
     return _summary(plan, ways_of(plan))
 
 
-def _summary(plan: Plan, ways: Counter[Way]) -> str:
+def _summary(plan: Plan, ways: Counter[RowChange]) -> str:
     counts, transposed = counts_of(ways), _transposed(ways)
     parts = [f"copied {counts[Action.COPY] - transposed} byte for byte{_moved(plan, ways, Action.COPY)}"]
     parts += [f"transposed {transposed}"] if transposed else []

@@ -100,7 +100,7 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
         context.find_root().meta["ckconv.preset"] = name
 
 
-class Whole(click.IntRange):
+class Integer(click.IntRange):
     """Range of whole numbers."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -113,7 +113,7 @@ class Whole(click.IntRange):
         return number
 
 
-class Finite(click.FloatRange):
+class Float(click.FloatRange):
     """Range of numbers without NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -149,7 +149,7 @@ def common_options(function: Function) -> Function:
         (
             ("--timeout",),
             {
-                "type": Finite(min=0, min_open=True),
+                "type": Float(min=0, min_open=True),
                 "metavar": "SECONDS",
                 "callback": _end_after,
                 "help": "End after SECONDS, as SIGTERM ends it.",

@@ -21,9 +21,9 @@ from ckconv.cli.render import ProgressLine, container, print_json, print_report_
 from ckconv.cli.settings import (
     CONTEXT,
     PATH,
+    Integer,
     Sections,
     Settings,
-    Whole,
     common_options,
     force_option,
     forget_default,
@@ -31,7 +31,7 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
-from ckconv.comparison.verify import Beside, Rebuilt, check_output, rebuild
+from ckconv.comparison.verify import Proofs, Rebuild, check_output, rebuild
 from ckconv.conversion.planning import at_work, prepare, prepare_tower
 from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex
@@ -58,7 +58,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no metadata, no tokenizer, no side files.")
 @click.option(
     "--jobs",
-    type=Whole(min=1),
+    type=Integer(min=1),
     metavar="N",
     help="Keep N processors at work: compare N pieces of a tensor at once; by default as many as there are.",
 )
@@ -194,7 +194,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
 
 def _rebuilt(
     path: Path, src: Path | None, out: TensorIndex, flags: dict[str, Any], named: dict[str, Path], settings: Settings
-) -> Rebuilt:
+) -> Rebuild:
     """Every byte of the output, and what it is made of."""
     if src is None:
         raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")
@@ -207,5 +207,5 @@ def _rebuilt(
 
     with ProgressLine(settings, str(path)) as line:
         return rebuild(
-            out, path, lambda record: Beside(record, None).options(options, adapters), again, named=named, watcher=line
+            out, path, lambda record: Proofs(record, None).options(options, adapters), again, named=named, watcher=line
         )

@@ -45,7 +45,7 @@ from ckconv.io import StrPath
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, ByteSource, Files, Progress, holds, open_source, opened_regular, readable, there
 from ckconv.io.json import parse_object, read_document
-from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
+from ckconv.plan.steps import Container, Frame, NewFile, OutputFile, Plan
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, of_files_gone, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside
@@ -61,7 +61,7 @@ from ckconv.verification.content import (
 )
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
-from ckconv.verification.tensors import Soundness, TensorComparison
+from ckconv.verification.tensors import SourceChecksum, TensorComparison
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -258,7 +258,7 @@ class Request(NamedTuple):
     directory: bool = False
 
 
-class Beside(NamedTuple):
+class Proofs(NamedTuple):
     """The records and checksums beside an output.
 
     Attributes:
@@ -293,7 +293,7 @@ class Beside(NamedTuple):
         return replace(self.record.options if self.record else self.kept, **changed)
 
 
-def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
+def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Proofs:
     """Hold every file of an output against records and checksums beside it.
 
     Args:
@@ -331,7 +331,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is
     sums = check_sums(out, opened, digest_of)
-    return Beside(records[0] if records else None, sums, options)
+    return Proofs(records[0] if records else None, sums, options)
 
 
 def check_source_record(out: TensorIndex) -> OpenRecord | None:
@@ -377,7 +377,7 @@ def verify_index(
     require_described(out)
     known = {**(source.identities if source else {}), **out.identities}
     with (
-        Soundness(source) if source is not None else nullcontext() as sound,
+        SourceChecksum(source) if source is not None else nullcontext() as sound,
         Files(known) as files,
         Digests(checksum.extent for checksum in out.checksums) as digests,
     ):
@@ -633,7 +633,7 @@ def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | 
     return plan if all(holds(place / name, content) for name, content in container.side_files.items()) else None
 
 
-class Checked(NamedTuple):
+class CheckResult(NamedTuple):
     """Result of a verification: the checks that passed, and the side files.
 
     Attributes:
@@ -658,7 +658,7 @@ def check_output(
     weights: bool = False,
     named: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
-) -> Checked:
+) -> CheckResult:
     """Verify what is open, with the records beside it.
 
     Args:
@@ -672,12 +672,12 @@ def check_output(
     beside = check_beside(path, out, source)
     if source is None:
         found = verify_alone(out, named, progress=progress)
-        return Checked(found, beside.path, beside.sums, check_source_record(out))
+        return CheckResult(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
         source = merged(source, adapters, options, out.format)
     asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
     found = verify_whole(out, source, asked, progress=progress)
-    return Checked(found, beside.path, beside.sums, check_source_record(out))
+    return CheckResult(found, beside.path, beside.sums, check_source_record(out))
 
 
 # Whether an output that is there is the one that a conversion would write: then it need not be written again.
@@ -693,7 +693,7 @@ _OTHERWISE = {
 }
 
 
-def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: Recorded) -> tuple[Written, ...]:
+def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: Recorded) -> tuple[NewFile, ...]:
     """The files of an output that is there already, whole and as planned.
 
     Its conversion record must be byte for byte the one that would be written, which holds the options and the digests
@@ -725,7 +725,7 @@ def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: 
     return written
 
 
-def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, ...]:
+def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[NewFile, ...]:
     assert place.directory is not None
     inside = plan.record is not None and format_of(plan.format).keeps_source
     path = record_path(place.directory / plan.files[0].name) if inside else place.directory / CONVERSION_NAME
@@ -737,7 +737,7 @@ def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, 
     document = parse_object(data, DOCUMENT, path)
     try:
         files = tuple(
-            Written(place.directory / item["name"], item["bytes"], item["sha256"])
+            NewFile(place.directory / item["name"], item["bytes"], item["sha256"])
             for item in as_meant(document)["outputs"]
         )
     except (KeyError, TypeError) as error:
@@ -778,7 +778,7 @@ REBUILT = "verify.rebuild"
 Prepare = Callable[[str, str, Options], "tuple[Plan, Destination]"]
 
 
-class Rebuilt(NamedTuple):
+class Rebuild(NamedTuple):
     """Files that were made again, byte for byte the same."""
 
     files: int
@@ -793,7 +793,7 @@ def rebuild(
     *,
     named: Mapping[str, Path] | None = None,
     watcher: Watcher | None = None,
-) -> Rebuilt:
+) -> Rebuild:
     """Run a conversion again as its record says; compare every byte.
 
     The record itself, and lists of digests, are not made again: they are held against the files they list.
@@ -831,7 +831,7 @@ def rebuild(
 
 def _compared(
     plan: Plan, place: Destination, named: Mapping[str, Path], kept: OpenRecord | None, watcher: Watcher
-) -> Rebuilt:
+) -> Rebuild:
     container = plan.contents()
     parent = place.parent
     if parent is None:
@@ -854,7 +854,7 @@ def _compared(
             end, _ = _hold(there_is, 0, ((piece, "") for piece in pieces), watching(None))
             _check_end(there_is, end)
         files, nbytes = files + 1, nbytes + end
-    return Rebuilt(files, nbytes)
+    return Rebuild(files, nbytes)
 
 
 def _compared_file(

@@ -13,10 +13,10 @@ from typing import Any
 
 from ckconv.conversion.write import (
     LEAD,
-    Growing,
+    GrowingOutput,
     Losses,
+    OutputReader,
     Progress,
-    Reader,
     Stopped,
     chunks,
     compare,
@@ -94,7 +94,7 @@ class Pipeline:
         #: A server sends the source, or an adapter.
         self._on_server = any(known[:2] in ELSEWHERE for each in sources for known in each.identities.values())
         self._parts = list(zip(plan.files, container.frames, paths, strict=True))
-        self._reader = Reader(read)
+        self._reader = OutputReader(read)
 
     def run(
         self, numbers: Sequence[int], descriptor: Callable[[int], int], watcher: Callable[[int, str], None]
@@ -166,7 +166,7 @@ class Pipeline:
         return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
 
     def index(self, *, again: bool = False) -> TensorIndex:
-        """The index of the complete output; see :meth:`Reader.late`."""
+        """The index of the complete output; see :meth:`OutputReader.late`."""
         return self._reader.late(again=again)
 
     def _side_by_side(self, files: int) -> int:
@@ -222,7 +222,7 @@ class Pipeline:
         return losses
 
     def _compare(self, path: Path, tiles: Tiles | None) -> Compared | None:
-        progress, growing = self._progress[path], Growing(self._progress, path)
+        progress, growing = self._progress[path], GrowingOutput(self._progress, path)
         try:
             out = self._reader.early(growing) if self._verify else None
             if out is None:

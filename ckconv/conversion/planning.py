@@ -63,12 +63,12 @@ from ckconv.formats.destination import (
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import of_task, with_mmproj
 from ckconv.io import StrPath, as_path
-from ckconv.io.files import Unwritten, readable
+from ckconv.io.files import NewHeader, readable
 from ckconv.io.tiles import at_once
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter, ids_beyond
 from ckconv.plan.quantizing import check_values
-from ckconv.plan.steps import Late, Plan, Reason, Step
+from ckconv.plan.steps import LastFile, Plan, Reason, Step
 from ckconv.record import record_path
 
 #: What the note of a text model ends in, where its tower is known.
@@ -200,7 +200,7 @@ def prepare_edit(
     *,
     set_meta: Sequence[tuple[str, str]] = (),
     drop_meta: Sequence[str] = (),
-) -> tuple[Plan, Destination, Sequence[Late]]:
+) -> tuple[Plan, Destination, Sequence[LastFile]]:
     """The plan of an edit, its place, and the checksums beside it.
 
     Raises:
@@ -487,9 +487,9 @@ def _read_back(plan: Plan) -> TensorIndex | None:
         return None
     container = plan.contents()
     pairs = zip(plan.files, container.frames, strict=True)
-    headers = [Unwritten(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
+    headers = [NewHeader(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
     config = container.side_files.get(CONFIG_NAME)
-    document = None if config is None else Unwritten(Path(CONFIG_NAME), b"".join(pieces_of(config)))
+    document = None if config is None else NewHeader(Path(CONFIG_NAME), b"".join(pieces_of(config)))
     index: TensorIndex = load(read)(plan.index.path, headers, document)
     return index
 

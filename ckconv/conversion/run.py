@@ -47,15 +47,15 @@ from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io import address_of, as_path, tiles
 from ckconv.io.digests import Digests, sha256_of
 from ckconv.io.files import Files, growing, opened_regular
-from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
+from ckconv.plan.steps import Container, Frame, LastFile, NewFile, OutputFile, Plan, Step
 from ckconv.publish.files import check_parent, check_place, failing
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.staging import LargeFile, Outputs, SmallFile
 from ckconv.quant.convert import GGML_TYPES, Action, Error, quantizer_of
 from ckconv.system import peak_memory, sync, write_at
 from ckconv.system.signals import blocking, check, noted
 from ckconv.verification.content import check_documents
 from ckconv.verification.statements import check_statements
-from ckconv.verification.tensors import Compared, Soundness
+from ckconv.verification.tensors import Compared, SourceChecksum
 
 if TYPE_CHECKING:
     from ckconv.conversion.resume import SharedFiles
@@ -75,7 +75,7 @@ VERBS = {
 }
 
 
-class Way(NamedTuple):
+class RowChange(NamedTuple):
     """Conversion of values and places that several tensors share.
 
     Attributes:
@@ -90,19 +90,19 @@ class Way(NamedTuple):
     packed: bool
 
 
-def ways_of(plan: Plan) -> Counter[Way]:
+def ways_of(plan: Plan) -> Counter[RowChange]:
     """Counts of canonical tensors, by the first step that writes of each.
 
     A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
     """
-    found: Counter[Way] = Counter()
+    found: Counter[RowChange] = Counter()
     seen: set[str] = set()
     for step in plan.steps:
         names = {name for name in _names(step, plan.index) if name not in seen}
         if names:
             action, reordered, transposed = step.action, step.reordered, step.transposed
             lies = action is not Action.COPY or reordered or transposed or step.copied is not None
-            found[Way(action, reordered, transposed, not lies)] += len(names)
+            found[RowChange(action, reordered, transposed, not lies)] += len(names)
             seen |= names
     return found
 
@@ -117,7 +117,7 @@ def _names(step: Step, index: TensorIndex) -> Iterator[str]:
         yield from (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
 
 
-def counts_of(ways: Counter[Way]) -> Counter[Action]:
+def counts_of(ways: Counter[RowChange]) -> Counter[Action]:
     """Tensors by what is done to their values."""
     counts: Counter[Action] = Counter()
     for way, tensors in ways.items():
@@ -188,7 +188,7 @@ class Report:
 
     plan: Plan
     target: str
-    files: tuple[Written, ...]
+    files: tuple[NewFile, ...]
     side_files: tuple[Path, ...]
     verified: int | None
     seconds: float
@@ -247,7 +247,7 @@ def run(
     verify: bool = True,
     places: Mapping[str, Path] | None = None,
     on_request: Sequence[str] = (),
-    late: Sequence[Late] = (),
+    late: Sequence[LastFile] = (),
     stdout: int | None = None,
     digests: bool = True,
     watcher: Watcher | None = None,
@@ -287,13 +287,13 @@ def run(
     if target.file is not None:
         check_parent(target.file)
 
-    def report(files: Sequence[Written], verified: int | None, losses: Losses) -> Report:
+    def report(files: Sequence[NewFile], verified: int | None, losses: Losses) -> Report:
         tensors, others = files[: len(plan.files)], files[len(plan.files) :]
         seconds = time.monotonic() - started
         beside_it = tuple(file.path for file in others)
         return Report(plan, target.name, tuple(tensors), beside_it, verified, seconds, losses.changed, losses.merged)
 
-    with Files(plan.index.identities) as files, Soundness(plan.index) as source:
+    with Files(plan.index.identities) as files, SourceChecksum(plan.index) as source:
         if target.parent is None:
             assert stdout is not None
             source.check()  # nothing can be taken back from there
@@ -304,7 +304,7 @@ def run(
                     found, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
             digest_of_what = ("", found.hex()) if container.frames[0].header else (found.hex(), "")
-            whole = Written(Path(target.name), plan.nbytes, *digest_of_what)
+            whole = NewFile(Path(target.name), plan.nbytes, *digest_of_what)
             return report([whole, *written(side)], None, losses)
         paths = [target.parent / file.name for file in plan.files]
         rooms = late_rooms(late, paths, plan, side)
@@ -314,7 +314,7 @@ def run(
         if shared is not None and sharing is None:
             plan = plan.with_notes("--resume and --cluster change nothing here: the output is written in one piece")
         rooms |= {
-            path: Room(file.nbytes, tuple(holes(file)), later=sharing is not None)
+            path: LargeFile(file.nbytes, tuple(holes(file)), later=sharing is not None)
             for path, file in zip(paths, plan.files, strict=True)
         }
         check_distinct([*side, *(item.path for item in late)], paths)
@@ -343,7 +343,7 @@ def run(
                 written_files = staged.write(watcher, sharing)
                 if sharing is not None and not sharing.publishes:  # another run looks at all of it, and publishes
                     losses, results = staged.written(written_files)
-                    others = [*written(side), *(Written(item.path, 0, "") for item in late)]
+                    others = [*written(side), *(NewFile(item.path, 0, "") for item in late)]
                     return report([*results, *others], sharing.elsewhere.get("verified"), losses)
                 whole_digests = digests or any(item.names_digests for item in late)
                 losses, results, verified = staged.settle(written_files, whole=whole_digests)
@@ -373,7 +373,7 @@ class _Staged:
         target: destination.Destination,
         source: Files,
         outputs: Outputs,
-        side: Mapping[Path, Small],
+        side: Mapping[Path, SmallFile],
         *,
         verify: bool,
     ) -> None:
@@ -408,15 +408,15 @@ class _Staged:
         sync(fd)
         return result
 
-    def written(self, results: Sequence[FileResult]) -> tuple[Losses, list[Written]]:
+    def written(self, results: Sequence[FileResult]) -> tuple[Losses, list[NewFile]]:
         """Losses and files of one run; another run checks the whole."""
         losses = Losses(self._plan)
         for result in results:
             losses.join(result.losses)
         files = zip(results, self._parts(), strict=False)
-        return losses, [Written(path, file.nbytes, result.digest.hex()) for result, (file, _, path) in files]
+        return losses, [NewFile(path, file.nbytes, result.digest.hex()) for result, (file, _, path) in files]
 
-    def settle(self, results: Sequence[FileResult], *, whole: bool) -> tuple[Losses, list[Written], int | None]:
+    def settle(self, results: Sequence[FileResult], *, whole: bool) -> tuple[Losses, list[NewFile], int | None]:
         """Check everything that is written: losses, files, tensors.
 
         Args:
@@ -490,17 +490,17 @@ class _Staged:
             check_documents(out, named)
         return compared
 
-    def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:
+    def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[NewFile]:
         for result, (file, frame, path), place in zip(results, self._parts(), self._places, strict=True):
             found = result.digest.hex()
             if not frame.header:
-                yield Written(path, file.nbytes, found)
+                yield NewFile(path, file.nbytes, found)
             else:
                 everything = Extent(place, 0, file.nbytes)
                 of_whole = Digests([everything]).all()[everything].hex() if whole else ""
-                yield Written(path, file.nbytes, of_whole, found)
+                yield NewFile(path, file.nbytes, of_whole, found)
 
-    def _check_restored(self, files: Sequence[Written]) -> None:
+    def _check_restored(self, files: Sequence[NewFile]) -> None:
         """Check the digest of a restored file."""
         digests = self._plan.restores.digests if self._plan.restores else {}
         for file in files:
@@ -555,7 +555,7 @@ def outputs_of(
     *,
     places: Mapping[str, Path],
     on_request: Sequence[str],
-    late: Sequence[Late],
+    late: Sequence[LastFile],
 ) -> list[Path]:
     """Everything that :func:`run` gives a name."""
     side = side_places(plan, plan.contents(), target, places, on_request)

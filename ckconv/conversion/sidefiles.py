@@ -28,9 +28,9 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import holds, open_source, opened_regular, readable, there
-from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
+from ckconv.plan.steps import Container, Globs, LastFile, NewFile, PayloadRecord, Plan
 from ckconv.publish.files import check_target, failing, followed
-from ckconv.publish.staging import Room, Small
+from ckconv.publish.staging import LargeFile, SmallFile
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUMS_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at
 
@@ -41,9 +41,9 @@ from ckconv.system import sync, write_at
 
 def side_places(
     plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
-) -> dict[Path, Small]:
+) -> dict[Path, SmallFile]:
     """Where each side file goes; a model on stdout has no place beside it."""
-    side: dict[Path, Small] = {}
+    side: dict[Path, SmallFile] = {}
     wanted = {*places, *on_request}
     for name in sorted(wanted - container.side_files.keys()):
         raise UsageError("usage.side-file", f"{plan.target_name} has no {name}")
@@ -56,7 +56,7 @@ def side_places(
         if place is not None and any(place.absolute() == other.absolute() for other in side):
             raise UsageError("usage.side-file", f"{place} would be two of the files beside the model")
         if place is not None:
-            side[place] = Small(name, content)
+            side[place] = SmallFile(name, content)
     return side
 
 
@@ -68,7 +68,7 @@ def _beside(target: Destination, name: str, content: SideFile) -> Path | None:
     return target.parent / name if target.parent is not None else None
 
 
-def own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
+def own_names(side: Mapping[Path, SmallFile], target: Destination) -> Iterator[str]:
     """Notes about side files that had to get another name."""
     own = {small.name: path.name for path, small in side.items() if path.name == f"{target.file_name}.{small.name}"}
     if own:
@@ -88,25 +88,27 @@ def check_distinct(beside: Sequence[Path], paths: Sequence[Path]) -> None:
             )
 
 
-def written(side: Mapping[Path, Small]) -> list[Written]:
+def written(side: Mapping[Path, SmallFile]) -> list[NewFile]:
     """Side files, as the report lists them."""
-    return [Written(path, len(what.content), digest_of(what.content)) for path, what in side.items()]
+    return [NewFile(path, len(what.content), digest_of(what.content)) for path, what in side.items()]
 
 
-def late_rooms(late: Sequence[Late], paths: Sequence[Path], plan: Plan, side: Mapping[Path, Small]) -> dict[Path, Room]:
+def late_rooms(
+    late: Sequence[LastFile], paths: Sequence[Path], plan: Plan, side: Mapping[Path, SmallFile]
+) -> dict[Path, LargeFile]:
     """The space that late files take, whose content is not known yet."""
     none = NO_DIGEST.hex()
-    known = [Written(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
+    known = [NewFile(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
     known += written(side)
     rooms = {}
     for item in late:
         nbytes = item.nbytes(known)
-        rooms[item.path] = Room(nbytes)
-        known.append(Written(item.path, nbytes, none))
+        rooms[item.path] = LargeFile(nbytes)
+        known.append(NewFile(item.path, nbytes, none))
     return rooms
 
 
-def named_last(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list[Path]:
+def named_last(plan: Plan, paths: Sequence[Path], side: Mapping[Path, SmallFile]) -> list[Path]:
     """The files to name last, in this order.
 
     llama.cpp begins with the first shard of a split GGUF (``llama_model_loader``), the engine with the weights,
@@ -124,7 +126,7 @@ def named_last(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) ->
     return [*configs, *paths, *indexes]
 
 
-def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -> Written:
+def write_late(item: LastFile, files: Sequence[NewFile], fd: int, *, verify: bool) -> NewFile:
     """Write a file whose content is known now, sync it, read it again.
 
     Raises:
@@ -141,7 +143,7 @@ def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -
     if verify and sha256_of(fd) != meant.hexdigest():
         raise VerifyError("verify.file", "differs from what should have been written", path=item.path)
     sync(fd)
-    return Written(item.path, at, meant.hexdigest())
+    return NewFile(item.path, at, meant.hexdigest())
 
 
 def late_files(
@@ -153,7 +155,7 @@ def late_files(
     attest: Path | None = None,
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = (),
     facts: Facts | None = None,
-) -> Sequence[Late]:
+) -> Sequence[LastFile]:
     """The files beside the model whose content follows from what is written.
 
     Args:
@@ -179,10 +181,10 @@ def late_files(
     return [*late, checksum_file(place)] if checksums else late
 
 
-def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
+def _source_record(record: PayloadRecord, plan: Plan, place: Destination, content: Recorded | None) -> LastFile:
     """``DST.source.zip``, with the conversion record if one was asked for."""
     parent = _place_of(place, "--source-record writes a file beside the model, and stdout has none")
-    return Late(
+    return LastFile(
         record_path(parent / plan.files[0].name),
         lambda files: record.size(content(files) if content else None),
         lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
@@ -203,18 +205,18 @@ def _place_of(place: Destination, message: str) -> Path:
 IN_DIRECTORY = "SHA256SUMS"
 
 
-def checksum_file(target: Destination) -> Late:
+def checksum_file(target: Destination) -> LastFile:
     """``DST.sha256``, or ``SHA256SUMS`` in a directory, of all other files."""
     parent = _place_of(target, "--checksums writes a file beside the model, and stdout has no place for it")
     name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUMS_SUFFIX}"
-    return Late(
+    return LastFile(
         parent / name,
         lambda files: sum(map(len, _lines(files, parent))),
         lambda files: _lines(files, parent),
     )
 
 
-def _lines(files: Sequence[Written], parent: Path) -> Iterator[bytes]:
+def _lines(files: Sequence[NewFile], parent: Path) -> Iterator[bytes]:
     return (_line(file.sha256, seen_from(file.path, parent)) for file in files)
 
 
@@ -330,14 +332,14 @@ BUILD_TYPE = "https://github.com/ckconv/ckconv/convert/v1"
 BUILDER = "https://github.com/ckconv/ckconv"
 
 #: The record, told the files that are written before it. Its size does not depend on their digests.
-Recorded = Callable[[Sequence[Written]], bytes]
+Recorded = Callable[[Sequence[NewFile]], bytes]
 
 
 def recorded(facts: Facts, place: Destination) -> Recorded:
     """The maker of a conversion record."""
     parent = _place_of(place, "--record writes a file beside the model, and stdout has no place for it")
 
-    def content(files: Sequence[Written]) -> bytes:
+    def content(files: Sequence[NewFile]) -> bytes:
         outputs = [
             {"name": seen_from(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
         ]
@@ -353,11 +355,11 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
     return content
 
 
-def attested(facts: Facts, place: Destination, path: Path) -> Late:
+def attested(facts: Facts, place: Destination, path: Path) -> LastFile:
     """The record as a statement of in-toto with SLSA's provenance."""
     parent = _place_of(place, "--attest names files beside the model, and stdout has none")
 
-    def content(files: Sequence[Written]) -> bytes:
+    def content(files: Sequence[NewFile]) -> bytes:
         sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
         statement = {
             "_type": "https://in-toto.io/Statement/v1",
@@ -374,7 +376,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> Late:
         }
         return (json.dumps(each_text(statement, valid), indent=2) + "\n").encode()
 
-    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+    return LastFile(path, lambda files: len(content(files)), lambda files: [content(files)])
 
 
 class Facts:
@@ -416,11 +418,11 @@ class Facts:
         return [{"name": name, "bytes": _size(path), "sha256": self._digest(path)} for name, path in paths]
 
 
-def record_file(place: Destination, content: Recorded) -> Late:
+def record_file(place: Destination, content: Recorded) -> LastFile:
     """The record as a file of its own beside the output."""
     assert place.parent is not None
     path = place.parent / (CONVERSION_NAME if place.directory else f"{place.file_name}{CONVERSION_SUFFIX}")
-    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+    return LastFile(path, lambda files: len(content(files)), lambda files: [content(files)])
 
 
 def _size(path: Path) -> int:
@@ -439,7 +441,7 @@ def check_leftovers(
     plan: Plan,
     target: Destination,
     rooms: Collection[Path],
-    side: Mapping[Path, Small],
+    side: Mapping[Path, SmallFile],
     gone: Collection[Path] = (),
 ) -> None:
     """Refuse to write beside files that would be read along with the output.
@@ -485,10 +487,10 @@ def gone_notes(gone: Collection[Path]) -> list[str]:
     return [f"removed, as loaders would take {them} for part of the output: {names}"] if gone else []
 
 
-def _along(plan: Plan, directory: Path) -> Along:
+def _along(plan: Plan, directory: Path) -> Globs:
     """Names of files that loaders read along with the output."""
     place = format_of(plan.format).takes_along
-    along: Along = load(place)(plan, directory) if place is not None else Along()
+    along: Globs = load(place)(plan, directory) if place is not None else Globs()
     root = root_of(plan.index)
     if along.documents and not format_of(plan.index.format).single and root.is_dir() and root.samefile(directory):
         return along._replace(documents=())
@@ -513,7 +515,7 @@ def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) 
 
 
 def _described(
-    target: Destination, written: Collection[Path], side: Mapping[Path, Small], gone: Collection[Path]
+    target: Destination, written: Collection[Path], side: Mapping[Path, SmallFile], gone: Collection[Path]
 ) -> list[str]:
     """Weights of an earlier output that the new configuration would describe."""
     directory = target.parent
@@ -567,7 +569,9 @@ def check_in_place(index: tensors.TensorIndex, place: Destination) -> bool:
     return os.path.lexists(path.with_name(f"{path.name}{SUMS_SUFFIX}"))
 
 
-def check_tower(tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[Late], *, force: bool) -> None:
+def check_tower(
+    tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[LastFile], *, force: bool
+) -> None:
     """Check that a tower can be written when its text model is there.
 
     Args:

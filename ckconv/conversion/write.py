@@ -36,7 +36,7 @@ from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some
 from ckconv.system.signals import blocking, check
-from ckconv.verification.tensors import Compared, Soundness, TensorComparison, within
+from ckconv.verification.tensors import Compared, SourceChecksum, TensorComparison, within
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -61,7 +61,7 @@ class Watcher(Protocol):
         """``nbytes`` more are done."""
 
 
-class Watching:
+class Callback:
     """A watcher that calls a function with bytes and a name, or does nothing."""
 
     def __init__(self, tell: Callable[[int, str], None] | None = None) -> None:
@@ -78,7 +78,7 @@ class Watching:
 
 def watching(progress: Callable[[int, str], None] | Watcher | None) -> Watcher:
     """A watcher of what a program gives: nothing, a function, or a watcher."""
-    return progress if progress is not None and hasattr(progress, "begin") else Watching(progress)
+    return progress if progress is not None and hasattr(progress, "begin") else Callback(progress)
 
 
 class Progress:
@@ -146,7 +146,7 @@ class Progress:
             self._changed.notify_all()
 
 
-class Growing:
+class GrowingOutput:
     """Files of an output, as the comparison of one of them sees all.
 
     :class:`ckconv.io.files.Files` asks before it reads.
@@ -232,7 +232,7 @@ def flush(fd: int, end: int, progress: Progress) -> None:
             raise OutputError(code_of(error), message) from error
 
 
-class Reader:
+class OutputReader:
     """The index of an output that is being written, read once for all files."""
 
     def __init__(self, read: Callable[[], TensorIndex]) -> None:
@@ -240,7 +240,7 @@ class Reader:
         self._read = read
         self._turn, self._found = Lock(), list[TensorIndex | None]()
 
-    def early(self, growing: Growing) -> TensorIndex | None:
+    def early(self, growing: GrowingOutput) -> TensorIndex | None:
         """Return the index when headers are written; ``None`` if it needs more."""
         with self._turn:
             if not self._found:
@@ -271,7 +271,7 @@ class Reader:
 def compare(
     out: TensorIndex,
     plan: Plan,
-    growing: Growing | None = None,
+    growing: GrowingOutput | None = None,
     *,
     only: Sequence[Path] | None = None,
     but: Sequence[Path] = (),
@@ -685,7 +685,7 @@ def arrays(plan: Plan) -> Iterator[tuple[str, NDArray[Any]]]:
     Raises:
         VerifyError: ``bump.checksum``, the source is damaged.
     """
-    with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
+    with Files(plan.index.identities) as files, SourceChecksum(plan.index) as sound:
         sound.check()
         steps = (step for step in plan.steps if step.content is None)
         for slot, parts in groupby(steps, lambda step: step.slot):

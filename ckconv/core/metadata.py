@@ -379,7 +379,7 @@ HELD = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedText:
     """A text that is made when it is written, and held nowhere.
 
     Attributes:
@@ -397,7 +397,7 @@ class Streamed:
 
 
 #: What a side file holds.
-SideFile = bytes | Streamed
+SideFile = bytes | StreamedText
 
 
 def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
@@ -419,7 +419,7 @@ def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
             held.append(piece)
         else:
             held.clear()
-    return b"".join(held) if nbytes <= HELD else Streamed(nbytes, digest.hexdigest(), pieces)
+    return b"".join(held) if nbytes <= HELD else StreamedText(nbytes, digest.hexdigest(), pieces)
 
 
 def pieces_of(content: SideFile) -> Iterator[bytes]:
@@ -498,7 +498,7 @@ def numbered(key: str, number: int) -> str:
 # Keys of a GGUF that were made here, in the words of a reader of one.
 
 
-class Made(NamedTuple):
+class LazyValue(NamedTuple):
     """A scalar value, or an array that is decoded when asked for."""
 
     value: Any
@@ -533,9 +533,9 @@ class MadeArray:
             yield self.elements[start:at].decode("utf-8", "surrogateescape")
 
 
-def as_read(metadata: Mapping[str, Value]) -> dict[str, Made]:
+def as_read(metadata: Mapping[str, Value]) -> dict[str, LazyValue]:
     """Key -> its value."""
-    return {key: Made(_as_read(value)) for key, value in metadata.items()}
+    return {key: LazyValue(_as_read(value)) for key, value in metadata.items()}
 
 
 def _as_read(value: Value) -> object:

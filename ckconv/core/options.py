@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ckconv.core.late import NamedTuple, dataclass
 
 
-class Named(Protocol):
+class NamedTensor(Protocol):
     """A tensor, by both of its names."""
 
     @property
@@ -114,7 +114,7 @@ class Options:
             if made is not value:
                 object.__setattr__(self, item.name, made)
 
-    def decodes(self, tensor: Named) -> bool:
+    def decodes(self, tensor: NamedTensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""
         return self.dequantize or any(
             fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.decode
@@ -382,7 +382,7 @@ OPTIONS: tuple[Option, ...] = (
 EXCLUDES = {("dtype", "keep"): ("dequantize", "decode", "quantize")}
 
 
-class Chosen(NamedTuple):
+class SetOption(NamedTuple):
     """An option that is not what it is by default."""
 
     option: Option
@@ -404,10 +404,10 @@ class Chosen(NamedTuple):
         return rows or other.name in EXCLUDES.get((self.option.name, self.value), ())
 
 
-def asked(options: Options) -> Iterator[Chosen]:
+def asked(options: Options) -> Iterator[SetOption]:
     """The options that somebody asked for, in the order of the fields."""
     for item in fields(options):
         value = getattr(options, item.name)
         rows = [row for row in OPTIONS if row.name == item.name]
         if value != rows[0].default:
-            yield Chosen(next((row for row in rows if row.gives == value), rows[0]), value)
+            yield SetOption(next((row for row in rows if row.gives == value), rows[0]), value)

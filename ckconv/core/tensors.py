@@ -285,7 +285,7 @@ T = TypeVar("T")
 KEPT = 1 << 17
 
 
-class Made(Sequence[T]):
+class LazySequence(Sequence[T]):
     """``count`` items, each made when it is asked for; the last one is kept.
 
     Who asks for an item asks for it several times, and making it asks other sequences.
@@ -323,7 +323,7 @@ class Made(Sequence[T]):
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
     """``count`` items: kept if few, else made whenever asked for."""
-    return tuple(map(make, range(count))) if count <= KEPT else Made(count, make)
+    return tuple(map(make, range(count))) if count <= KEPT else LazySequence(count, make)
 
 
 def reordered(items: Sequence[T], order: Iterable[int]) -> Sequence[T]:
@@ -481,7 +481,7 @@ class Array(NamedTuple):
     per: int = 1
 
 
-class Packed(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A matrix of another quantizer: arrays, unpacked to rows of blocks.
 
     Attributes:
@@ -523,7 +523,7 @@ class Tensor:
     extents: tuple[Extent, ...]
     layout: Layout
     planes: tuple[Tensor, ...] = ()
-    packed: tuple[Packed, ...] = ()
+    packed: tuple[PackedMatrix, ...] = ()
     merge: Merge | None = None
     may_be_absent: bool = False
 
@@ -601,7 +601,7 @@ def in_rows_of(tensor: Tensor, other: Tensor) -> Tensor:
     return replace(tensor, layout=theirs) if plainly else tensor
 
 
-class Named(Mapping[str, Tensor]):
+class TensorsByName(Mapping[str, Tensor]):
     """Stored tensors under their own names, each made when it is asked for."""
 
     def __init__(self, stored: Sequence[StoredTensor], before: str = "") -> None:
@@ -648,7 +648,7 @@ class Named(Mapping[str, Tensor]):
 
 
 class _Items(ItemsView[str, Tensor]):
-    def __init__(self, named: Named) -> None:
+    def __init__(self, named: TensorsByName) -> None:
         super().__init__(named)
         self._named = named
 
@@ -657,7 +657,7 @@ class _Items(ItemsView[str, Tensor]):
         return ((before + stored.name, plain_tensor(stored.name, stored)) for stored in self._named._stored)
 
 
-class Dropped(NamedTuple):
+class DroppedTensor(NamedTuple):
     """A stored tensor without a canonical one, and the rule that drops it.
 
     Attributes:
@@ -733,7 +733,7 @@ class TensorIndex:
     tensors: Mapping[str, Tensor]
     metadata_kind: MetadataKind = MetadataKind.OWN
     canonical_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedTensor, ...] = ()
     unknown: Sequence[StoredTensor] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -784,7 +784,7 @@ class TensorIndex:
         if self.packed:
             found = (self.packed.get(stored.name) or plain_tensor(stored.name, stored) for stored in self.unknown)
             return {tensor.name: tensor for tensor in found}
-        return Named(self.unknown)
+        return TensorsByName(self.unknown)
 
     @property
     def as_container(self) -> TensorIndex:

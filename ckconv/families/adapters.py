@@ -34,7 +34,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, INDEX, checksum_of_files, family_of_gguf, own_files
-from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, Names, Stored, decoder, fusion_names, names_of
+from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, NameRule, Names, decoder, fusion_names, names_of
 from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, has_transposed
 
@@ -176,7 +176,7 @@ def _frozen(tables: Mapping[str, Mapping[str, Mapping[Any, set[str]]]]) -> dict[
     }
 
 
-def has_module(found: Stored) -> bool:
+def has_module(found: NameRule) -> bool:
     """Whether an adapter can change the module as a single matrix.
 
     And its class does not multiply what comes out of it, which other formats have in the matrix.
@@ -187,7 +187,7 @@ def has_module(found: Stored) -> bool:
     return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
 
 
-def rule_of(found: Stored) -> Rule:
+def rule_of(found: NameRule) -> Rule:
     """The rule for a stored matrix."""
     stacked = bool(found.parts[0].stack)
     return Rule(found.canonical.removesuffix(_WEIGHT), has_module(found), stacked, found.side_by_side)
@@ -446,7 +446,7 @@ def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
     return tuple((count, stride // by) for count, stride in axes)
 
 
-def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | None:
+def outputs_of(stored: NameRule, sizes: Sizes, layer: int | None) -> Outputs | None:
     """Places of outputs and inputs; ``None`` for canonical order."""
     kinds = [sizes.kind(part, layer) for part in stored.parts]
     sides = [sides_of(kind) for kind in kinds]
@@ -493,7 +493,7 @@ def _module(name: Name, rule: Rule) -> str | None:
     return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
 
 
-def stored_at(path: str, model: ModelConfig) -> tuple[Name, Stored | None]:
+def stored_at(path: str, model: ModelConfig) -> tuple[Name, NameRule | None]:
     """Stored names of the module at a Hugging Face or MLX path, of its layer."""
     family = FAMILIES[model.family]
     for format in (HF, MLX):
@@ -622,7 +622,7 @@ class Shape(NamedTuple):
     given: str = "r"
 
 
-class Collected(NamedTuple):
+class AdapterModules(NamedTuple):
     """The modules of an adapter and their tensors, by canonical name."""
 
     modules: Mapping[str, AdapterModule]
@@ -701,14 +701,14 @@ class Collector:
             self._tensors[tensor.name] = tensor
             self._canonical_of[tensor.source] = (*self._canonical_of.get(tensor.source, ()), tensor.name)
 
-    def finish(self) -> Collected:
+    def finish(self) -> AdapterModules:
         """Everything gathered.
 
         Raises:
             InputError: ``adapter.rank``, ``adapter.scale``, ``adapter.base``: every fault of the first kind found.
         """
         self.faults.check()
-        return Collected(self._modules, self._tensors, self._canonical_of)
+        return AdapterModules(self._modules, self._tensors, self._canonical_of)
 
     def _rank(self, name: str, path: str, parts: Mapping[Role, Part], shape: Shape) -> int | None:
         """The rank that both matrices and the configuration agree on."""
@@ -768,7 +768,7 @@ NUMBER = "{e}"
 _PAIR = (Role.A, Role.B)
 
 
-def experts_together(collected: Collected, model: ModelConfig) -> Collected:
+def experts_together(collected: AdapterModules, model: ModelConfig) -> AdapterModules:
     """Modules with single experts stacked, where all are alike.
 
     The path of such a module has :data:`NUMBER` for the number of the expert.
@@ -798,7 +798,7 @@ def experts_together(collected: Collected, model: ModelConfig) -> Collected:
                 del tensors[tensor.name]
                 canonical_of[tensor.source] = (made.name,)
             tensors[made.name] = made
-    return Collected(modules, tensors, canonical_of)
+    return AdapterModules(modules, tensors, canonical_of)
 
 
 def _alike(tensors: list[Tensor]) -> bool:

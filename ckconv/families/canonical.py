@@ -12,7 +12,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.tensors import (
-    Dropped,
+    DroppedTensor,
     MetadataKind,
     Name,
     StoredTensor,
@@ -28,7 +28,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, InputError, UnsupportedError, an, quoted
 from ckconv.families import axes as shapes, catalog, merge, parameters
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
+from ckconv.families.names import HF, NameRule, Names, Part, names_of, numbered_on
 from ckconv.families.schema import DRAFTS, DROP_MTP, MTP, Family, stored_higher
 from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, layers_with, stored_layout, with_factor
 
@@ -69,11 +69,11 @@ class Canonical(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[DroppedTensor, ...]
     unknown: Sequence[StoredTensor]
 
 
-class Fitted(NamedTuple):
+class FamilyFit(NamedTuple):
     """Result of fitting a model to its family; ``misfit`` names conflicts."""
 
     config: ModelConfig | None
@@ -85,7 +85,7 @@ def fitted(
     make: Callable[[Sequence[str]], tuple[ModelConfig, Canonical]],
     stored: Sequence[StoredTensor],
     drop: Sequence[str],
-) -> Fitted:
+) -> FamilyFit:
     """Configuration and canonical tensors, without the ``drop`` on conflict.
 
     Args:
@@ -94,12 +94,12 @@ def fitted(
     fault: InputError | UnsupportedError | None = None
     for globs in ((), tuple(drop)) if drop else ((),):
         try:
-            return Fitted(*make(globs))
+            return FamilyFit(*make(globs))
         except (InputError, UnsupportedError) as error:
             if error.code != _CODE:
                 raise
             fault = error
-    return Fitted(None, Canonical({}, {}, (), stored), fault)
+    return FamilyFit(None, Canonical({}, {}, (), stored), fault)
 
 
 def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
@@ -176,13 +176,13 @@ class _Reading:
         self.sizes = Sizes(family, config.scope)
         self.tensors: dict[str, Tensor] = {}
         self.canonical_of: dict[str, tuple[str, ...]] = {}
-        self.dropped: list[Dropped] = []
+        self.dropped: list[DroppedTensor] = []
         self.unknown: list[StoredTensor] = []
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
         self.rows_beyond: dict[str, Part] = {}
-        self.either: list[tuple[Item, Stored, int | None]] = []
+        self.either: list[tuple[Item, NameRule, int | None]] = []
         self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
         self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
 
@@ -200,7 +200,7 @@ class _Reading:
         if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
             return
         if of_drafts:
-            self.dropped += [Dropped(stored, self.why, True, stored.name) for stored in item.stored]
+            self.dropped += [DroppedTensor(stored, self.why, True, stored.name) for stored in item.stored]
         elif found is None:
             self._leave_out(item, name)
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
@@ -208,7 +208,7 @@ class _Reading:
             self.rows_beyond.update({part.canonical: part for part in found.parts})
         elif not self.sizes.has(found.parts[0].row, name.layer):
             if found.parts[0].instead:
-                self.dropped += [Dropped(stored, FILLER) for stored in item.stored]
+                self.dropped += [DroppedTensor(stored, FILLER) for stored in item.stored]
             else:
                 self._leave_out(item, name)
         elif found.parts[0].stack:
@@ -229,7 +229,7 @@ class _Reading:
             return
         copied = self.names.copied.get(name.pattern, "").replace("{n}", str(name.layer))
         copied = copied.replace("{e}", str(name.expert))
-        self.dropped += [Dropped(stored, why, bool(copied), copied) for stored in item.stored]
+        self.dropped += [DroppedTensor(stored, why, bool(copied), copied) for stored in item.stored]
 
     def _left_aside(self, item: Item, canonical: Sequence[str]) -> bool:
         """Whether a ``--drop`` glob names the tensor by either name."""
@@ -299,7 +299,7 @@ class _Reading:
         """Upper bound of layer numbers in the stack of a row."""
         return math.inf if part.stack and name.expert is None else self.sizes.layers(part.row)
 
-    def _look_up(self, stored: str) -> tuple[Name, Stored | None]:
+    def _look_up(self, stored: str) -> tuple[Name, NameRule | None]:
         if self.drafts and self.family.of_drafts:
             stored = numbered_on(stored, self.family, self.config.num_layers)
         for prefix, instead in (("", ""), *self.nested):
@@ -310,7 +310,7 @@ class _Reading:
                         return spelled, found
         return parse(stored), None
 
-    def _found(self, name: Name) -> Stored | None:
+    def _found(self, name: Name) -> NameRule | None:
         choices, scope = self.names.choices.get(name.pattern), self.sizes.scope
         if choices is None:
             return self.names.stored.get(name.pattern)
@@ -328,7 +328,7 @@ class _Reading:
             self._fault(f"{quoted(other)} and {quoted(tensor.source)} are both {tensor.name}", tensor.source)
         self.tensors[tensor.name] = tensor
 
-    def _place(self, item: Item, found: Stored, layer: int | None) -> None:
+    def _place(self, item: Item, found: NameRule, layer: int | None) -> None:
         """A tensor, or the parts of one that holds several."""
         parts, tensor = self.sizes.held(found.parts), item.tensor
         kinds = [self._kind(part, layer, tensor.source) for part in parts]
@@ -344,7 +344,7 @@ class _Reading:
             self._put(_named(self._multiplied(_placed(tensor, part, kind), part, layer), name))
         self.canonical_of.update(dict.fromkeys([stored.name for stored in item.stored], names))
 
-    def _fits(self, item: Item, found: Stored, layer: int | None) -> bool:
+    def _fits(self, item: Item, found: NameRule, layer: int | None) -> bool:
         return item.tensor.shape == self._kind(found.parts[0], layer, item.tensor.source).whole
 
     def _multiplied(self, tensor: Tensor, part: Part, layer: int | None) -> Tensor:

@@ -28,7 +28,7 @@ from ckconv.families import axes as shapes, parameters
 from ckconv.families.expressions import Expression, ExpressionError, parse
 from ckconv.families.keys import TABLES_OF_ROPE, TAKERS, full_key
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, is_family, listed, read_file
-from ckconv.families.names import Stored, names_of
+from ckconv.families.names import NameRule, names_of
 from ckconv.families.schema import DRAFTS, Condition, Family, TensorRow, load
 from ckconv.families.sizes import used
 
@@ -154,7 +154,7 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
                 yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
 
 
-def _segment_faults(family: Family, format: str, pattern: str, found: Stored) -> Iterator[tuple[str, str]]:
+def _segment_faults(family: Family, format: str, pattern: str, found: NameRule) -> Iterator[tuple[str, str]]:
     last = found.parts[-1]
     key = f"tensors.{last.row.name}"
     fused = {part.stored for part in found.parts if shapes.segment_count(part.stored) > 1}

@@ -65,7 +65,7 @@ class Part(NamedTuple):
     instead: str = ""
 
 
-class Stored(NamedTuple):
+class NameRule(NamedTuple):
     """A kind of stored tensor.
 
     Attributes:
@@ -117,17 +117,17 @@ class Names(NamedTuple):
         turned: pattern of a stored name -> what such a tensor is in files that lay its axes out in the other order.
     """
 
-    stored: Mapping[str, Stored]
-    written: Mapping[str, Stored]
+    stored: Mapping[str, NameRule]
+    written: Mapping[str, NameRule]
     dropped: Mapping[str, str]
-    choices: Mapping[str, tuple[Stored, ...]] = {}
-    packed: Mapping[str, Stored] = {}
+    choices: Mapping[str, tuple[NameRule, ...]] = {}
+    packed: Mapping[str, NameRule] = {}
     zeros: Mapping[str, TensorRow] = {}
     copied: Mapping[str, str] = {}
-    turned: Mapping[str, Stored] = {}
+    turned: Mapping[str, NameRule] = {}
 
     @property
-    def always_fused(self) -> tuple[Stored, ...]:
+    def always_fused(self) -> tuple[NameRule, ...]:
         """Tensors that hold several canonical ones, however they are asked for."""
         return tuple({found.pattern: found for found in self.written.values() if len(found.parts) > 1}.values())
 
@@ -161,14 +161,14 @@ IN_CONFIGURATION = "its numbers are in the configuration"
 class _Compiler:
     def __init__(self, family: Family, format: str) -> None:
         self.family, self.format = family, format
-        self.stored: dict[str, Stored] = {}
-        self.written: dict[str, Stored] = {}
-        self.packed: dict[str, Stored] = {}
+        self.stored: dict[str, NameRule] = {}
+        self.written: dict[str, NameRule] = {}
+        self.packed: dict[str, NameRule] = {}
         self.dropped: dict[str, str] = {}
         self.zeros: dict[str, TensorRow] = {}
         self.copied: dict[str, str] = {}
-        self.choices: dict[str, tuple[Stored, ...]] = {}
-        self.turned: dict[str, Stored] = {}
+        self.choices: dict[str, tuple[NameRule, ...]] = {}
+        self.turned: dict[str, NameRule] = {}
 
     def names(self) -> Names:
         for row in self.family.tensors.values():
@@ -205,7 +205,7 @@ class _Compiler:
         tables = self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros, self.copied
         return Names(*tables, self.turned)
 
-    def fusions(self, fusion: Fusion) -> Iterator[Stored]:
+    def fusions(self, fusion: Fusion) -> Iterator[NameRule]:
         """Stored names of a fusion; empty if the parts are always fused."""
         name = fusion.cells.get(self.format) or fusion.cells.get("hf" if self.format == "mlx" else self.format)
         rows = [self.family.tensors[part] for part in fusion.parts]
@@ -220,7 +220,7 @@ class _Compiler:
                     self._part(row, Cell(name), kind)._replace(number=n, stored=_segments(rows, kind))
                     for n, row in enumerate(rows)
                 )
-                yield Stored(f"{pattern}.{kind}", canonical_pattern(self.family, fusion.name, kind), parts)
+                yield NameRule(f"{pattern}.{kind}", canonical_pattern(self.family, fusion.name, kind), parts)
 
     def _others(self, row: TensorRow) -> Sequence[Cell]:
         """Stacks that the other format's programs store in another way."""
@@ -229,7 +229,7 @@ class _Compiler:
         return [cell for cell in row.cells[other] if cell.stack not in own] if other else []
 
     def _add(
-        self, found: Stored, written: dict[str, Stored] | None = None, table: dict[str, Stored] | None = None
+        self, found: NameRule, written: dict[str, NameRule] | None = None, table: dict[str, NameRule] | None = None
     ) -> None:
         table = self.stored if table is None else table
         there = table.get(found.pattern)
@@ -247,15 +247,15 @@ class _Compiler:
             if held is None or held.pattern == found.pattern:
                 written[part.canonical] = found
 
-    def _whole(self, found: Stored) -> str:
+    def _whole(self, found: NameRule) -> str:
         modules = tuple(name.rpartition(".")[0] for name in found.names)
         kind = found.parts[0].canonical.rpartition(".")[2]
         return next((f"{whole}.{kind}" for whole, parts in PARTS.items() if parts == modules), found.canonical)
 
-    def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> Stored:
+    def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> NameRule:
         part = self._part(row, cell, kind)
         stack = self.family.stacks.get(row.name.partition(".")[0])
-        return Stored(pattern, part.canonical, (part,), stack.count if stack and self.format == GGUF else None)
+        return NameRule(pattern, part.canonical, (part,), stack.count if stack and self.format == GGUF else None)
 
     def _part(self, row: TensorRow, cell: Cell, kind: str) -> Part:
         axes = shapes.single(row.axes) if cell.stack else row.axes
@@ -473,7 +473,7 @@ def reference_names(family: Family) -> Names:
     return Names(stored, written, {})
 
 
-def _called(found: Stored) -> str:
+def _called(found: NameRule) -> str:
     module, names = found.pattern.removesuffix(".weight"), _reference()["names"]
     return f"{names[module]}.weight" if module in names and module != found.pattern else ""
 
@@ -576,7 +576,7 @@ def scheme_names(family: Family, scheme: str) -> Names:
         )
     names = {**{name: name for name in own.written}, **(_gguf_names(family) if scheme == GGUF else {})}
     single = {
-        name: Stored(names[name], name, (_canonical(part),))
+        name: NameRule(names[name], name, (_canonical(part),))
         for found in own.written.values()
         for part in found.parts
         if (name := part.canonical) in names
@@ -587,15 +587,15 @@ def scheme_names(family: Family, scheme: str) -> Names:
             parts = [single[f"{module}.{kind}"].parts[0] for module in modules if f"{module}.{kind}" in single]
             if len(parts) == len(modules):
                 called = f"{whole}.{kind}" if scheme == "canonical" else _gguf_whole(f"{whole}.{kind}")
-                wholes.append(Stored(called, f"{whole}.{kind}", _side_by_side(parts)))
+                wholes.append(NameRule(called, f"{whole}.{kind}", _side_by_side(parts)))
     # In layers of another kind a matrix of its own may have the name of a fused one: blk.{n}.attn_qkv of MiniMax.
     return Names({found.pattern: found for found in (*wholes, *single.values())}, single, {})
 
 
-def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:
+def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, NameRule]:
     """Canonical pattern -> stored name, where ``whole`` is fused."""
     names = scheme_names(family, scheme)
-    found: dict[str, Stored] = {}
+    found: dict[str, NameRule] = {}
     for stored in names.stored.values():
         if stored.canonical.rpartition(".")[0] == whole:
             for name in stored.names:
@@ -613,7 +613,7 @@ def fuses_otherwise(family: Family, scheme: str, wholes: Iterable[str]) -> bool:
     )
 
 
-def _in_order(found: Stored) -> Stored:
+def _in_order(found: NameRule) -> NameRule:
     return found._replace(parts=_side_by_side([_canonical(part) for part in found.parts]))
 
 

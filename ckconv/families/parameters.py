@@ -341,7 +341,7 @@ class _Scope(Mapping[str, Any]):
         return self._known[name]
 
 
-class Written(NamedTuple):
+class NewKeys(NamedTuple):
     """Keys and tensors that a format has for parameters.
 
     Attributes:
@@ -367,7 +367,7 @@ def nested(entries: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> Written:
+def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> NewKeys:
     """Write parameters in ``format``.
 
     Args:
@@ -400,7 +400,7 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
                 tensors |= {cell.tensor.replace("{n}", str(n)): said for n in layers}
             elif cell.kind == "key" and (said is not None or format == "hf"):
                 entries[cell.key] = (cell.type, said)
-    return Written(entries, tensors, refused)
+    return NewKeys(entries, tensors, refused)
 
 
 def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
@@ -425,7 +425,7 @@ def differ(one: Any, other: Any) -> bool:
     return bool(one != other)
 
 
-__all__ = ["ExpressionError", "ParameterError", "Source", "Values", "Written", "write"]
+__all__ = ["ExpressionError", "NewKeys", "ParameterError", "Source", "Values", "write"]
 
 
 # -- ModelConfig -> hyper-parameter keys of a GGUF, as llama.cpp's -----------------------------------------------------

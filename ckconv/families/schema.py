@@ -346,7 +346,7 @@ class Cell(NamedTuple):
         return ""
 
 
-class Dropped(NamedTuple):
+class DroppedPattern(NamedTuple):
     """A stored tensor that is no part of the model.
 
     Attributes:
@@ -389,7 +389,7 @@ class TensorRow(NamedTuple):
     layers: Expression | None
     spare: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
-    dropped: Mapping[str, Dropped] = {}
+    dropped: Mapping[str, DroppedPattern] = {}
     key: str = ""
     whole: bool = False
 
@@ -442,7 +442,7 @@ class TensorRows(Fields):
             raise self.fault('axes are missing: the shape in letters of [axes], outermost first, such as axes = "F H"')
         axes = shapes.of_part(fused, row.get("part", 0))
         cells: dict[str, tuple[Cell, ...]] = {}
-        dropped: dict[str, Dropped] = {}
+        dropped: dict[str, DroppedPattern] = {}
         for format in FORMATS:
             cell = row.get(format, None if format != "mlx" else _without_factors(row.get("hf")))
             if cell is None:
@@ -455,7 +455,7 @@ class TensorRows(Fields):
                 if unknown := [word for word in values if word not in known]:
                     words = ", ".join(sorted(known))
                     raise self.fault(f"a tensor that is dropped has no value {unknown[0]!r} (known: {words})")
-                dropped[format] = Dropped(cell["name"], cell["dropped"], *(word in values for word in known))
+                dropped[format] = DroppedPattern(cell["name"], cell["dropped"], *(word in values for word in known))
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
             keyed = isinstance(cell, dict) and "key" in cell

@@ -16,7 +16,7 @@ from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes, merge
 from ckconv.families.expressions import Expression, ExpressionError
-from ckconv.families.names import GGUF, Part, Stored, canonical_pattern, has_bias, heads_of, names_of
+from ckconv.families.names import GGUF, NameRule, Part, canonical_pattern, has_bias, heads_of, names_of
 from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Engine, Family, TensorRow
 
 # -- Parameters of a model as expressions see them, and sizes of axes --------------------------------------------------
@@ -364,7 +364,7 @@ def stored_layout(kinds: Sequence[Kind], dtype: DType, *, one: bool = False) -> 
     return Layout(rows, cols, *whole, strips, shared=len(kinds) == 1)
 
 
-def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[int, ...], Layout] | None:
+def layout_in(stored: NameRule, sizes: Sizes, layer: int | None) -> tuple[tuple[int, ...], Layout] | None:
     """Shape and layout of a stored tensor; ``None`` if rows just follow.
 
     Raises:

@@ -35,7 +35,7 @@ from ckconv.families.canonical import Canonical, Item, canonicalize
 from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, is_family
 from ckconv.families.names import HF, MLX, Names, names_of
-from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
+from ckconv.families.parameters import NewKeys, ParameterError, Source, Values, differ
 from ckconv.families.schema import DRAFT_FORMATS, MLX_LM, MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family, load
 
 _TOWERS = FOLDER / "towers"
@@ -197,7 +197,7 @@ def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple
     return tuple(modifiers), tuple(named[key] for key in keys.unknown(rest))
 
 
-def taken_otherwise(tower: Tower, written: Written, format: str, engine: str) -> Iterator[str]:
+def taken_otherwise(tower: Tower, written: NewKeys, format: str, engine: str) -> Iterator[str]:
     """Sentences on tower parameters for which an engine assumes a value.
 
     Args:

@@ -96,7 +96,7 @@ class Format(NamedTuple):
         shown: of a source and an open output: the options that show in the output.
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
         takes_along: of a plan and its directory: names of files there that loaders would read besides, a
-            :class:`ckconv.plan.steps.Along`.
+            :class:`ckconv.plan.steps.Globs`.
         configured: of a directory: names of weights there that are read with its ``config.json``.
         place_beside: of an output file and the name of a side file: where that goes, if not beside it.
         described_beside: the files beside its weights are of use without them: programs read them beside weights of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, Kind
-from ckconv.core.options import OPTIONS, Chosen, Options, asked
+from ckconv.core.options import OPTIONS, Options, SetOption, asked
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families import catalog, parameters
@@ -281,7 +281,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
     return f"{first}{re.sub(_TO, another, hint)}"
 
 
-def _idle(format: Format, options: Options) -> list[Chosen]:
+def _idle(format: Format, options: Options) -> list[SetOption]:
     """Options without a say in any output of a format."""
     said = {option for output in format.outputs for option in output.options}
     return [

@@ -53,7 +53,7 @@ _ORIGINAL = "convert the checkpoint that it was made from"
 _SAVED = "save it with save_pretrained(..., safe_serialization=True)"
 
 
-class Foreign(NamedTuple):
+class FileKind(NamedTuple):
     """One kind of file or directory.
 
     Attributes:
@@ -84,52 +84,52 @@ _NEMO_2 = (
 )
 
 #: What is told by its content goes first: a name may be any.
-FOREIGN: tuple[Foreign, ...] = (
-    Foreign("a GGML file of version ggjt", _GGML, _REQUANTIZED, _at(0, b"tjgg")),
-    Foreign("a GGML file of version ggmf", _GGML, _REQUANTIZED, _at(0, b"fmgg")),
-    Foreign("a GGML adapter (ggla)", _GGML, "convert the adapter's adapter_model.safetensors", _at(0, b"algg")),
-    Foreign("a TFLite model", "LiteRT (TensorFlow Lite)", head=_at(4, b"TFL3"), names=("*.tflite",)),
-    Foreign("a LiteRT-LM model", "LiteRT-LM", head=_at(0, b"LITERTLM"), names=("*.litertlm",)),
-    Foreign("an ExecuTorch program", "ExecuTorch", head=_at(4, rb"ET\d\d"), names=("*.pte",)),
-    Foreign("an HDF5 file", "Keras and h5py", _SAVED, _at(0, rb"\x89HDF\r\n\x1a\n"), ("*.h5", "*.hdf5")),
-    Foreign("a NumPy array", "NumPy", "save it with safetensors.numpy.save_file", _at(0, rb"\x93NUMPY"), ("*.npy",)),
-    Foreign("a NumPy archive", "NumPy", "give it the ending .npz", _at(0, rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy")),
-    Foreign("a gzip archive", "gzip", "gzip -dc FILE | ckconv convert - DST", _at(0, rb"\x1f\x8b")),
-    Foreign("a Zstandard archive", "zstd", "zstd -dc FILE | ckconv convert - DST", _at(0, rb"\x28\xb5\x2f\xfd")),
-    Foreign("a bzip2 archive", "bzip2", "bzip2 -dc FILE | ckconv convert - DST", _at(0, rb"BZh[1-9]1AY&SY")),
-    Foreign("an xz archive", "xz", "xz -dc FILE | ckconv convert - DST", _at(0, rb"\xfd7zXZ\x00")),
-    Foreign("a TensorRT engine", "TensorRT", head=_at(0, b"[pf]trt"), names=("*.engine", "*.trt")),
-    Foreign("a NeMo archive", "NVIDIA NeMo", _NEMO, names=("*.nemo",)),
-    Foreign("a NeMo 2 checkpoint", "NVIDIA NeMo", _NEMO_2, names=("context/io.json", "context/model.yaml")),
-    Foreign("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f](?:\x12[\x01-\x7f][ -~]{2}|\x3a)"),
+FOREIGN: tuple[FileKind, ...] = (
+    FileKind("a GGML file of version ggjt", _GGML, _REQUANTIZED, _at(0, b"tjgg")),
+    FileKind("a GGML file of version ggmf", _GGML, _REQUANTIZED, _at(0, b"fmgg")),
+    FileKind("a GGML adapter (ggla)", _GGML, "convert the adapter's adapter_model.safetensors", _at(0, b"algg")),
+    FileKind("a TFLite model", "LiteRT (TensorFlow Lite)", head=_at(4, b"TFL3"), names=("*.tflite",)),
+    FileKind("a LiteRT-LM model", "LiteRT-LM", head=_at(0, b"LITERTLM"), names=("*.litertlm",)),
+    FileKind("an ExecuTorch program", "ExecuTorch", head=_at(4, rb"ET\d\d"), names=("*.pte",)),
+    FileKind("an HDF5 file", "Keras and h5py", _SAVED, _at(0, rb"\x89HDF\r\n\x1a\n"), ("*.h5", "*.hdf5")),
+    FileKind("a NumPy array", "NumPy", "save it with safetensors.numpy.save_file", _at(0, rb"\x93NUMPY"), ("*.npy",)),
+    FileKind("a NumPy archive", "NumPy", "give it the ending .npz", _at(0, rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy")),
+    FileKind("a gzip archive", "gzip", "gzip -dc FILE | ckconv convert - DST", _at(0, rb"\x1f\x8b")),
+    FileKind("a Zstandard archive", "zstd", "zstd -dc FILE | ckconv convert - DST", _at(0, rb"\x28\xb5\x2f\xfd")),
+    FileKind("a bzip2 archive", "bzip2", "bzip2 -dc FILE | ckconv convert - DST", _at(0, rb"BZh[1-9]1AY&SY")),
+    FileKind("an xz archive", "xz", "xz -dc FILE | ckconv convert - DST", _at(0, rb"\xfd7zXZ\x00")),
+    FileKind("a TensorRT engine", "TensorRT", head=_at(0, b"[pf]trt"), names=("*.engine", "*.trt")),
+    FileKind("a NeMo archive", "NVIDIA NeMo", _NEMO, names=("*.nemo",)),
+    FileKind("a NeMo 2 checkpoint", "NVIDIA NeMo", _NEMO_2, names=("context/io.json", "context/model.yaml")),
+    FileKind("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f](?:\x12[\x01-\x7f][ -~]{2}|\x3a)"),
             names=("*.onnx", "*.onnx_data", "onnx")),
-    Foreign("an OpenVINO model", "OpenVINO", head=rb"<\?xml[^>]*>\s*<net\b",
+    FileKind("an OpenVINO model", "OpenVINO", head=rb"<\?xml[^>]*>\s*<net\b",
             names=("openvino_*.xml", "openvino_*.bin")),
-    Foreign("a Core ML model", "Core ML",
+    FileKind("a Core ML model", "Core ML",
             names=("*.mlmodel", "*.mlpackage", "*.mlmodelc", "coremldata.bin", "com.apple.CoreML")),
-    Foreign("an MNN model", "MNN", names=("*.mnn", "*.mnn.weight")),
-    Foreign("a PaddlePaddle model", "PaddlePaddle", names=("*.pdparams", "*.pdiparams", "*.pdmodel")),
-    Foreign("a Keras archive", "Keras", _SAVED, names=("*.keras", "*.weights.h5")),
-    Foreign("a TensorFlow model", "TensorFlow", _SAVED, names=("saved_model.pb", "tf_model.h5", "*.ckpt.index")),
-    Foreign("a Flax checkpoint", "Flax", _SAVED, names=("*.msgpack",)),
-    Foreign("a checkpoint of torch.distributed (DCP)", "torch.distributed.checkpoint",
+    FileKind("an MNN model", "MNN", names=("*.mnn", "*.mnn.weight")),
+    FileKind("a PaddlePaddle model", "PaddlePaddle", names=("*.pdparams", "*.pdiparams", "*.pdmodel")),
+    FileKind("a Keras archive", "Keras", _SAVED, names=("*.keras", "*.weights.h5")),
+    FileKind("a TensorFlow model", "TensorFlow", _SAVED, names=("saved_model.pb", "tf_model.h5", "*.ckpt.index")),
+    FileKind("a Flax checkpoint", "Flax", _SAVED, names=("*.msgpack",)),
+    FileKind("a checkpoint of torch.distributed (DCP)", "torch.distributed.checkpoint",
             "name the directory that has .metadata beside it", names=("*.distcp",)),
-    Foreign("an Orbax checkpoint", "Orbax", "restore it with Orbax and save it with safetensors.flax.save_file",
+    FileKind("an Orbax checkpoint", "Orbax", "restore it with Orbax and save it with safetensors.flax.save_file",
             names=("_CHECKPOINT_METADATA", "manifest.ocdbt", "ocdbt.process_*")),
-    Foreign("a Megatron checkpoint", "Megatron-LM", "Megatron Bridge exports it as a Hugging Face checkpoint",
+    FileKind("a Megatron checkpoint", "Megatron-LM", "Megatron Bridge exports it as a Hugging Face checkpoint",
             names=("latest_checkpointed_iteration.txt", "mp_rank_[0-9][0-9]*", "model_optim_rng.pt")),
-    Foreign("an HQQ model in a pickle", "hqq", "AutoHQQHFModel.save_to_safetensors writes what is read",
+    FileKind("an HQQ model in a pickle", "hqq", "AutoHQQHFModel.save_to_safetensors writes what is read",
             names=("qmodel.pt",)),
-    Foreign("a DeepSpeed checkpoint", "DeepSpeed", "zero_to_fp32.py in the directory joins it",
+    FileKind("a DeepSpeed checkpoint", "DeepSpeed", "zero_to_fp32.py in the directory joins it",
             names=("zero_to_fp32.py", "*_model_states.pt", "*_optim_states.pt")),
 )  # fmt: skip
 
 #: Archives of anything, where neither content nor name tells more.
-_ARCHIVES: tuple[Foreign, ...] = (
-    Foreign("an archive of torch.save", "PyTorch", "give it the ending .pt", rb"PK\x03\x04.{26}[^/]{1,200}/data\.pkl"),
-    Foreign("a zip archive", "unzip", "unpack it and name the model in it", _at(0, rb"PK\x03\x04")),
-    Foreign("a 7-Zip archive", "7-Zip", "unpack it and name the model in it", _at(0, rb"7z\xbc\xaf\x27\x1c")),
-    Foreign("a RAR archive", "unrar", "unpack it and name the model in it", _at(0, rb"Rar!\x1a\x07")),
+_ARCHIVES: tuple[FileKind, ...] = (
+    FileKind("an archive of torch.save", "PyTorch", "give it the ending .pt", rb"PK\x03\x04.{26}[^/]{1,200}/data\.pkl"),
+    FileKind("a zip archive", "unzip", "unpack it and name the model in it", _at(0, rb"PK\x03\x04")),
+    FileKind("a 7-Zip archive", "7-Zip", "unpack it and name the model in it", _at(0, rb"7z\xbc\xaf\x27\x1c")),
+    FileKind("a RAR archive", "unrar", "unpack it and name the model in it", _at(0, rb"Rar!\x1a\x07")),
 )
 
 #: The code of a pointer that stands for a file.
@@ -138,7 +138,7 @@ POINTER = "input.lfs-pointer"
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
-def _in(names: Collection[str], row: Foreign) -> bool:
+def _in(names: Collection[str], row: FileKind) -> bool:
     return any(fnmatchcase(name, glob) for name in names for glob in row.names)
 
 
@@ -164,7 +164,7 @@ def foreign_directory(path: Path, names: Collection[str]) -> CkconvError | None:
     return _refusal(found, path) if found else None
 
 
-def _refusal(found: Foreign, path: Path) -> UnsupportedError:
+def _refusal(found: FileKind, path: Path) -> UnsupportedError:
     return UnsupportedError(
         "input.foreign", f"is {found.what}, which ckconv does not read (for {found.reads})", path=path, hint=found.hint
     )

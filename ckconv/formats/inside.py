@@ -37,7 +37,7 @@ from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
 from ckconv.formats.safetensors.container import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.io.files import ByteSource, Cursor, FileSource, open_source, opened_regular
-from ckconv.io.standing import Part, Pieces, Turned
+from ckconv.io.standing import Part, Pieces, SwappedRun
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.
 _MAX_HEADER = 1 << 20
@@ -328,14 +328,14 @@ def little_endian(source: ByteSource) -> list[Part]:
     return [*made, Extent(source.path, at, source.size - at)]
 
 
-def _turned(path: Path, name: str, dtype: DType, offset: int, nbytes: int) -> Turned:
+def _turned(path: Path, name: str, dtype: DType, offset: int, nbytes: int) -> SwappedRun:
     halves = _HALVES.get(dtype.name)
     if dtype.kind is Kind.BLOCK and halves is None:
         message = f"is big-endian, and {dtype} blocks, as of {quoted(name)}, have no order of bytes that is sure"
         hint = "convert the checkpoint that it was made from"
         raise UnsupportedError("gguf.endian", message, path=path, tensor=name, hint=hint)
     runs = ((0, dtype.size),) if halves is None else tuple((at, 2) for at in halves)
-    return Turned(Extent(path, offset, nbytes), dtype.size, runs)
+    return SwappedRun(Extent(path, offset, nbytes), dtype.size, runs)
 
 
 class _Malformed(Exception):

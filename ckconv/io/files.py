@@ -278,7 +278,7 @@ class ByteSource:
         self.close()
 
 
-class Unwritten(ByteSource):
+class NewHeader(ByteSource):
     """The first bytes of a file that there is not yet.
 
     Those behind them are zeros, as padding is.
@@ -566,7 +566,7 @@ def readable(path: Path) -> Iterator[None]:
         raise unreadable(error, named) from error
 
 
-class Growing(Protocol):
+class GrowingFiles(Protocol):
     """Files that are written meanwhile."""
 
     @property
@@ -596,7 +596,7 @@ class Files:
     def __init__(
         self,
         known: Mapping[Path, Identity] | None = None,
-        growing: Growing | None = None,
+        growing: GrowingFiles | None = None,
         most: int = MAX_OPEN,
     ) -> None:
         """Open nothing yet.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.late import Cells, Floats, Index, Rows, np
 from ckconv.core.layouts import F32, F64, WIDENS_TO_F32, Box, DType, Kind, Layout, Strip, boxes, float32
-from ckconv.core.tensors import Delta, Merge, Packed, Replacement, Rescale, Tensor, blocks_apart
+from ckconv.core.tensors import Delta, Merge, PackedMatrix, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import Tiles, made_at_once
@@ -190,7 +190,7 @@ class PackedRows:
         half = len(wanted) // 2
         return np.concatenate([self.gather(wanted[:half]), self.gather(wanted[half:])])
 
-    def _tile(self, number: int, packed: Packed, start: int, stop: int) -> Tile:
+    def _tile(self, number: int, packed: PackedMatrix, start: int, stop: int) -> Tile:
         from ckconv.quant.packings.module import Tile
 
         arrays: list[Rows | None] = []
@@ -206,7 +206,7 @@ class PackedRows:
         per = tuple(array.per if array is not None else 0 for array in packed.arrays)
         return Tile(start, stop, tuple(arrays), per, self._dtype, self._columns)
 
-    def _stored_width(self, number: int, packed: Packed) -> int:
+    def _stored_width(self, number: int, packed: PackedMatrix) -> int:
         """Bytes of all arrays for one row of the matrix."""
         pairs = zip(packed.arrays, self._modules[number][1], strict=True)
         return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)

@@ -116,7 +116,7 @@ class Origin(Protocol):
         """
 
 
-class Kept:
+class RangeCache:
     """Cache of fetched bytes: at most :data:`KEPT`, those used last."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Kept:
         self._nbytes -= nbytes
 
 
-_KEPT = Kept()
+_KEPT = RangeCache()
 
 
 def keep(origin: Origin, first: bytes) -> None:
@@ -163,7 +163,7 @@ def keep(origin: Origin, first: bytes) -> None:
         _KEPT.add(origin, 0, len(first), found)
 
 
-class Reader:
+class RangeReader:
     """Ranges of one file, fetched once while kept, in order ahead."""
 
     def __init__(self, origin: Origin) -> None:
@@ -237,7 +237,7 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
     return found
 
 
-class Near:
+class LocalOrigin:
     """A file put together on this machine, neither fetched ahead nor kept."""
 
     size: int
@@ -247,7 +247,7 @@ class Near:
         raise NotImplementedError
 
     def read(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
-        """See :meth:`Reader.read`."""
+        """See :meth:`RangeReader.read`."""
         return self.fetch(offset, max(0, min(nbytes, self.size - offset)))
 
 
@@ -276,7 +276,7 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
             with open(directory / path, "xb") as file:
                 file.truncate(origin.size)
                 status = os.fstat(file.fileno())
-                near = origin if isinstance(origin, Near) else Reader(origin)
+                near = origin if isinstance(origin, LocalOrigin) else RangeReader(origin)
                 ELSEWHERE[status.st_dev, status.st_ino] = near.read
             if origin.state:  # whoever opens it here and elsewhere, or once more, sees whether it is the same
                 when = int.from_bytes(sha256(origin.state.encode()).digest()[:7], "big")
@@ -310,7 +310,7 @@ class Box(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Whole(NamedTuple):
+class Assembly(NamedTuple):
     """A tensor ``shape`` of elements of ``size`` bytes, of parts that fill it."""
 
     shape: tuple[int, ...]
@@ -323,7 +323,7 @@ class Whole(NamedTuple):
         return math.prod(self.shape) * self.size
 
 
-class Turned(NamedTuple):
+class SwappedRun(NamedTuple):
     """A run of another file with the bytes of its numbers in the other order.
 
     Attributes:
@@ -343,10 +343,10 @@ class Turned(NamedTuple):
 
 
 #: What a file consists of: bytes, a run of another file, as it is or turned, or a tensor of several.
-Part = bytes | Extent | Turned | Whole
+Part = bytes | Extent | SwappedRun | Assembly
 
 
-class Pieces(Near):
+class Pieces(LocalOrigin):
     """The file: see :class:`ckconv.io.standing.Origin`."""
 
     whole = False
@@ -373,7 +373,7 @@ class Pieces(Near):
                 view[:] = part[first : first + many]
             elif isinstance(part, Extent):
                 view[:] = self._read(part, first, many)
-            elif isinstance(part, Turned):
+            elif isinstance(part, SwappedRun):
                 view[:] = self._turned(part, first, many)
             else:
                 for box in part.boxes:
@@ -381,7 +381,7 @@ class Pieces(Near):
             at, number = at + many, number + 1
         return bytes(out)
 
-    def _turned(self, part: Turned, first: int, nbytes: int) -> bytes:
+    def _turned(self, part: SwappedRun, first: int, nbytes: int) -> bytes:
         """Bytes of whole blocks, cut to those that are asked for."""
         begin = first - first % part.period
         data = bytearray(self._read(part.extent, begin, first + nbytes + -(first + nbytes) % part.period - begin))
@@ -393,7 +393,7 @@ class Pieces(Near):
                 )
         return bytes(data[first - begin :][:nbytes])
 
-    def _put(self, box: Box, whole: Whole, first: int, view: memoryview) -> None:
+    def _put(self, box: Box, whole: Assembly, first: int, view: memoryview) -> None:
         """Copy the bytes of a part into ``view``, which begins at ``first``."""
         axis = max((n for n, own in enumerate(box.shape) if own != whole.shape[n]), default=0)
         inner = math.prod(whole.shape[axis + 1 :]) * whole.size

@@ -86,7 +86,7 @@ class Direction:
 
 
 @dataclass
-class Checked:
+class BothWays:
     """Both directions of a pair.
 
     Attributes:
@@ -103,7 +103,7 @@ class Checked:
         return self.forth.right and self.back.right and not self.parameters
 
 
-def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
+def check(family: Path, pair: Pair, *, values: bool = True) -> BothWays:
     """Convert both ways with a family file, into nothing.
 
     Args:
@@ -121,8 +121,8 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
             names = {field: name for name, field in FIELD_OF.items()}
             apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
     except CkconvError as error:
-        return Checked(Direction(in_one_line(error)), Direction())
-    return Checked(forth, back, apart)
+        return BothWays(Direction(in_one_line(error)), Direction())
+    return BothWays(forth, back, apart)
 
 
 def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
@@ -135,15 +135,15 @@ def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
     return _document(json.loads(bytes(content)))
 
 
-def check_names(family: Path, checkpoint: Path, directory: Path) -> Checked:
+def check_names(family: Path, checkpoint: Path, directory: Path) -> BothWays:
     """Convert a checkpoint to an MLX directory and back, into nothing."""
     try:
         with own_families([family]):
             ours, theirs = open_index(checkpoint), open_index(directory)
             forth = _made(ours, theirs, "mlx", family, True, {})
-            return Checked(forth, Direction() if forth.error else _made(theirs, ours, "safetensors", family, True, {}))
+            return BothWays(forth, Direction() if forth.error else _made(theirs, ours, "safetensors", family, True, {}))
     except CkconvError as error:
-        return Checked(Direction(in_one_line(error)), Direction())
+        return BothWays(Direction(in_one_line(error)), Direction())
 
 
 def _made(

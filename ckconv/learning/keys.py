@@ -16,7 +16,7 @@ from ckconv.families import axes as shapes, expressions
 from ckconv.families.keys import ANY, NONE, TABLES_OF_ROPE, Kind, Parameter, ParameterCell
 from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
-from ckconv.learning.pair import FAILS, Guess, Pair, With
+from ckconv.learning.pair import FAILS, Guess, Overlay, Pair
 from ckconv.learning.rows import Rows
 
 #: What a number is compared as: the metadata holds float32.
@@ -479,7 +479,7 @@ class Keys:
                     if rule is not None and rule.names <= self._base.parameters.keys() - {row.name}:
                         try:
                             if all(rule.value(guess) == one for guess, one in zip(self._mine, said, strict=True)):
-                                deep = rule.value(With(self._mine[0], {"layers": _DEEP}))
+                                deep = rule.value(Overlay(self._mine[0], {"layers": _DEEP}))
                                 found.setdefault(json.dumps(deep), []).append(rule)
                         except FAILS:
                             continue

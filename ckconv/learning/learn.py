@@ -31,9 +31,9 @@ from ckconv.families.merge import FOLDER, listed, merged, read_file, text
 from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.learning.check import Checked, check, check_names, in_one_line, keys_of_mlx, short
+from ckconv.learning.check import BothWays, check, check_names, in_one_line, keys_of_mlx, short
 from ckconv.learning.keys import Keys, Question
-from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair, Traced, Tracer
+from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair, Tracer, Traces
 from ckconv.learning.rows import Rows, cells, opened_directory, prefix_of, ranked, same_values
 from ckconv.quant.convert import decodable
 
@@ -65,7 +65,7 @@ _NO_LOGITS = "--check pair compares no logits"
 _QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class Measured(NamedTuple):
+class LogitDifference(NamedTuple):
     """Differences of logits.
 
     Attributes:
@@ -98,7 +98,7 @@ def made_of(checkpoint: Path, model: Path, options: Options) -> None:
         run(*prepare(checkpoint, str(model), options=options))
 
 
-def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> Measured:
+def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> LogitDifference:
     """Compare logits of pairs, and of a model of other sizes.
 
     The family file converts that model both ways.
@@ -112,7 +112,7 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> Measured:
         changed = _made(family, pairs[0], made)
         made_of(made, model, Options(families=(family,), dtype="f32"))
     except CkconvError as error:
-        return Measured(off, reason=error.message)
+        return LogitDifference(off, reason=error.message)
     found = check(family, Pair(open_index(made), open_index(model)))
     names = ", ".join(f"{key} {value}" for key, (_, value) in changed.items())
     if not found.right:
@@ -123,7 +123,7 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> Measured:
     except InputError as error:
         error.message = f"a model of other sizes ({names}): {error.message}"
         raise
-    return Measured(off, other, changed)
+    return LogitDifference(off, other, changed)
 
 
 def _tokens(pair: Pair) -> list[int]:
@@ -359,7 +359,7 @@ _WITHOUT = "without --mlx the file is made of the other two"
 
 
 @dataclass
-class Learned:
+class LearnedFamily:
     """A family file, and what is known of it.
 
     Attributes:
@@ -379,13 +379,13 @@ class Learned:
     traced: int
     total: int
     same: int
-    checked: Sequence[Checked]
+    checked: Sequence[BothWays]
     questions: Sequence[Question]
     closed: Sequence[str] = ()
     nbytes: int = 0
     tried: Sequence[str] = field(default_factory=tuple)
-    measured: Measured | None = None
-    mlx: Checked | None = None
+    measured: LogitDifference | None = None
+    mlx: BothWays | None = None
 
 
 def learn(
@@ -399,7 +399,7 @@ def learn(
     logits: bool = False,
     mlx: Path | None = None,
     approximate: bool = False,
-) -> Learned:
+) -> LearnedFamily:
     """Make a family file of some pairs. Nothing is written.
 
     Args:
@@ -465,8 +465,8 @@ def _merged(name: str) -> Mapping[str, Any]:
 
 
 def _with_names(
-    found: Learned, draft: _Draft, pair: Pair, directory: tensors.TensorIndex, name: str, rows: int
-) -> Learned:
+    found: LearnedFamily, draft: _Draft, pair: Pair, directory: tensors.TensorIndex, name: str, rows: int
+) -> LearnedFamily:
     """The same with the names of an MLX directory."""
     with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
         path = Path(folder) / f"{name}.toml"
@@ -489,7 +489,7 @@ def _with_names(
     return replace(found, mlx=both, text=draft.text())
 
 
-def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str) -> Learned:
+def _compared(found: LearnedFamily, draft: _Draft, pairs: Sequence[Pair], name: str) -> LearnedFamily:
     """The same with logits compared; the file says so where they agree."""
     with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
         path = Path(folder) / f"{name}.toml"
@@ -557,7 +557,7 @@ def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
     return pair
 
 
-def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
+def _require_traced(pairs: Sequence[Pair], traced: Traces) -> None:
     """Check that every tensor of the GGUFs was found in the checkpoint."""
     if not traced.untraced:
         return
@@ -586,7 +586,7 @@ class _Draft:
     def __init__(
         self,
         pairs: Sequence[Pair],
-        traced: Traced,
+        traced: Traces,
         families: Mapping[str, Family],
         guesses: Mapping[tuple[str, int], Guess],
         tables: Mapping[str, Mapping[str, Any]],
@@ -603,7 +603,7 @@ class _Draft:
         self._mlx: dict[str, Any] = {}
         self.fault, self.wrong, self.lost = "", 1 << 20, tuple[str, ...]()
 
-    def mended(self, values: bool) -> Learned | None:
+    def mended(self, values: bool) -> LearnedFamily | None:
         """File that makes every pair right both ways, or ``None``."""
         with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
             path = Path(folder) / f"{self._name}.toml"
@@ -626,7 +626,7 @@ class _Draft:
                     return None
         return None
 
-    def _judge(self, found: Sequence[Checked]) -> None:
+    def _judge(self, found: Sequence[BothWays]) -> None:
         """Keep the first fault, and the keys that no metadata says."""
         self.lost = ()
         for one in found:
@@ -643,7 +643,7 @@ class _Draft:
                 self.fault = "; ".join(apart[:3])
                 return
 
-    def _mend(self, found: Checked, pair: Pair) -> bool:
+    def _mend(self, found: BothWays, pair: Pair) -> bool:
         """Change what a conversion got wrong, and can be said otherwise."""
         changed = False
         prefix = f"{pair.architecture}."
@@ -682,16 +682,16 @@ class _Draft:
             return self._keys.pinned()
         return changed
 
-    def _learned(self, found: Sequence[Checked]) -> Learned:
+    def _learned(self, found: Sequence[BothWays]) -> LearnedFamily:
         counts = [sum(len(pair.target[pattern]) for pattern in pair.target) for pair in self._pairs]
         closed = [key for key, values in self._keys.seen.items() if ANY not in listed(values)]
         questions = [*self._keys.questions, *(Question("", one) for one in self._rows.open)]
         questions += [Question("", self._approximate(found))] if self._pairs[0].near else []
-        return Learned(
+        return LearnedFamily(
             self.text(), self._base.name, sum(counts), sum(counts), self._rows.same, found, questions, closed
         )
 
-    def _approximate(self, found: Sequence[Checked] = ()) -> str:
+    def _approximate(self, found: Sequence[BothWays] = ()) -> str:
         """Say what a file is based on that was learned of rounded values."""
         types = {tensor.dtype.name for pair in self._pairs for tensor in pair.model.stored}
         most = max((way.apart for each in found for way in (each.forth, each.back)), default=0.0)
@@ -791,4 +791,4 @@ def _digest(pair: Pair) -> str:
     return hashlib.sha256(repr((said, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
 
 
-__all__ = ["Learned", "learn", "replace"]
+__all__ = ["LearnedFamily", "learn", "replace"]

@@ -258,7 +258,7 @@ class Guess(Mapping[str, Any]):
 
     def with_it(self, expression: expressions.Expression, it: Any) -> Any:
         """The expression over a stored or a read value."""
-        return expression.value(With(self, {"it": it, "stated": list(self)}))
+        return expression.value(Overlay(self, {"it": it, "stated": list(self)}))
 
     def size(self, letter: str) -> int:
         """Elements of an axis.
@@ -280,7 +280,7 @@ class Guess(Mapping[str, Any]):
         return bool(value[layer] if isinstance(value, list) else value)
 
 
-class With(Mapping[str, Any]):
+class Overlay(Mapping[str, Any]):
     """Values, and others in place of some."""
 
     def __init__(self, values: Mapping[str, Any], more: Mapping[str, Any]) -> None:
@@ -417,7 +417,7 @@ def _by_name(family: Family) -> Mapping[str, list[tuple[str, Cell]]]:
     return by_name
 
 
-class Traced(NamedTuple):
+class Traces(NamedTuple):
     """Hits of every pattern, and the patterns without.
 
     Attributes:
@@ -466,7 +466,7 @@ class Tracer:
                             yield form._replace(hf=one)
                             yield form._replace(hf=one, gguf=theirs._replace(axes=(("1",), *(theirs.axes or row.axes))))
 
-    def trace(self) -> Traced:
+    def trace(self) -> Traces:
         """Trace every tensor."""
         found: dict[str, list[Hit]] = {}
         untraced = []
@@ -477,7 +477,7 @@ class Tracer:
                 found[pattern] = hits
             elif not self._computed(pattern):
                 untraced.append(pattern)
-        return Traced(found, untraced)
+        return Traces(found, untraced)
 
     def _computed(self, pattern: str) -> bool:
         """Whether the tensor is made of the configuration in every family."""
@@ -646,4 +646,4 @@ def plainness(form: Form) -> tuple[int, int]:
     return len(re.findall(r"\d", text)), len(text)
 
 
-__all__ = ["NO_LAYER", "Form", "Hit", "Traced", "Tracer", "gguf_name", "name_in", "plainness", "rows_of", "written"]
+__all__ = ["NO_LAYER", "Form", "Hit", "Tracer", "Traces", "gguf_name", "name_in", "plainness", "rows_of", "written"]

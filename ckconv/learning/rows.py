@@ -28,7 +28,7 @@ from ckconv.learning.pair import (
     Name,
     Numbers,
     Pair,
-    Traced,
+    Traces,
     by_pattern,
     gguf_name,
     name_in,
@@ -57,7 +57,7 @@ class Rows:
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], traced: Traced, base: Family, families: Mapping[str, Family], guesses: Any
+        self, pairs: Sequence[Pair], traced: Traces, base: Family, families: Mapping[str, Family], guesses: Any
     ) -> None:
         self._pairs, self._traced, self._base, self._families = pairs, traced, base, families
         self._guesses: Mapping[tuple[str, int], Guess] = guesses
@@ -478,7 +478,7 @@ def _short(cell: dict[str, Any]) -> Any:
 
 
 def ranked(
-    pairs: Sequence[Pair], traced: Traced, families: Mapping[str, Family], guesses: Mapping[tuple[str, int], Guess]
+    pairs: Sequence[Pair], traced: Traces, families: Mapping[str, Family], guesses: Mapping[tuple[str, int], Guess]
 ) -> list[str]:
     """Families by nearness: rows and names of tensors, then keys."""
     pair, (root, layer) = pairs[0], prefixes(pairs[0].source)

@@ -35,7 +35,7 @@ from ckconv.families.towers import (
     tower_of_document,
 )
 from ckconv.plan.probe import SourceFacts, crossed, no_sinusoids, zeros
-from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors
+from ckconv.plan.steps import Change, Container, Omission, OutputFile, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
 
@@ -179,7 +179,7 @@ class Planner(ABC):
             self.notes.append(
                 f"{self._scoring} scores, and no tensor of its scores is there: this is the model without them"
             )
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[Omission] = []
         self.reasons: list[Reason] = []
         self._faults: dict[tuple[str, str], list[str]] = {}
         self._groups: Counter[str] = Counter()
@@ -490,7 +490,7 @@ class Planner(ABC):
         """Note a source tensor that is not written."""
         if MTP not in self.options.drop and self._is_left(name):
             reason = f"of a layer that predicts further tokens: {self._no_drafts}"
-        self.left_out.append(LeftOut(name, reason, nbytes))
+        self.left_out.append(Omission(name, reason, nbytes))
 
     def leave_out_part(self, stored: StoredTensor) -> bool:
         """Note a tensor of a part that text models do not have."""

@@ -24,7 +24,7 @@ from ckconv.quant.convert import (
     UNLIKE,
     Conversion,
     Errors,
-    Quantizing,
+    QuantSettings,
     Run,
     decodable,
     ggml_python_differs,
@@ -279,7 +279,7 @@ _GGML_WORDS = "a type of ggml (q4_k: all matrices) or a recipe (q4_k_m)"
 _MLX_WORDS = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
 
 
-class Asked(NamedTuple):
+class TypeRequest(NamedTuple):
     """The value of the flag, in lower case.
 
     Attributes:
@@ -300,7 +300,7 @@ def names(glob: str, written: str, *tensors: Tensor) -> bool:
     return any(fnmatchcase(name, glob) for name in (written, *(name for t in tensors for name in (t.name, t.source))))
 
 
-def parsed(text: str) -> Asked:
+def parsed(text: str) -> TypeRequest:
     """Parse the value of the flag."""
     first, *rest = text.split(",")
     rules = []
@@ -309,7 +309,7 @@ def parsed(text: str) -> Asked:
         if not equals or not glob or not word:
             raise UsageError("usage.quantize", f"--quantize {text}: GLOB=TYPE expected after a comma, not {item!r}")
         rules.append((glob.strip(), word.strip().lower()))
-    asked = Asked(first.strip().lower(), tuple(rules))
+    asked = TypeRequest(first.strip().lower(), tuple(rules))
     for word in (asked.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipe_names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
@@ -324,7 +324,7 @@ def parsed(text: str) -> Asked:
     return asked
 
 
-def picture_asked(text: str) -> Asked:
+def picture_asked(text: str) -> TypeRequest:
     """The same for a model that diffuses."""
     asked = ggml_asked(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
@@ -335,7 +335,7 @@ def picture_asked(text: str) -> Asked:
     return asked
 
 
-def ggml_asked(text: str) -> Asked:
+def ggml_asked(text: str) -> TypeRequest:
     """The same for a target that has ggml's types."""
     asked = parsed(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
@@ -349,14 +349,14 @@ def ggml_asked(text: str) -> Asked:
     return asked
 
 
-class Placed(NamedTuple):
+class GgufTensor(NamedTuple):
     """One tensor of a GGUF, and the source tensors that it is made of."""
 
     matrix: Matrix
     parts: tuple[Tensor, ...]
 
 
-class Quantized:
+class TypePlan:
     """Types that ``--quantize`` gives the tensors of one output.
 
     Nothing where the flag is not given. Without ``f16``, rows that would fall back to it stay floats.
@@ -370,7 +370,7 @@ class Quantized:
     def __init__(
         self,
         planner: Planner,
-        placed: Sequence[Placed],
+        placed: Sequence[GgufTensor],
         config: ModelConfig | None,
         picture: Picture | None = None,
         *,
@@ -405,7 +405,7 @@ class Quantized:
         self._check(asked, placed, given)
         self.types = {name: dtype for name, dtype in self.types.items() if name not in self._left}
 
-    def _weigh(self, placed: Sequence[Placed]) -> None:
+    def _weigh(self, placed: Sequence[GgufTensor]) -> None:
         """Find an importance matrix of the right size for each tensor.
 
         A wrong size is refused, except for an embedding: llama-quantize ignores that.
@@ -424,7 +424,7 @@ class Quantized:
         if given and not has_library():
             raise missing_package("an importance matrix", "libgguf")
 
-    def _check(self, asked: Asked, placed: Sequence[Placed], given: Mapping[str, DType]) -> None:
+    def _check(self, asked: TypeRequest, placed: Sequence[GgufTensor], given: Mapping[str, DType]) -> None:
         planner = self._planner
         fallen: dict[str, list[str]] = {}
         for item in placed:
@@ -466,7 +466,7 @@ class Quantized:
                 planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantize")
 
     @staticmethod
-    def _needs_importance(asked: Asked, dtype: DType, name: str) -> bool:
+    def _needs_importance(asked: TypeRequest, dtype: DType, name: str) -> bool:
         ends = name in ("token_embd.weight", "output.weight")
         return dtype.name in NEEDS_IMPORTANCE or (dtype.name in needs_importance(asked.word) and not ends)
 
@@ -475,7 +475,7 @@ class Quantized:
         if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
             return plain
         weights = self._importance.get(name)
-        how = Quantizing(weights[0] if weights is not None else None, self.errors)
+        how = QuantSettings(weights[0] if weights is not None else None, self.errors)
         return of_values(plain)._replace(quantizing=how)
 
     def runs(self, name: str, runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -485,7 +485,7 @@ class Quantized:
             return tuple(runs)
         return tuple(piece for run in runs for piece in _by_expert(run, weights))
 
-    def importance(self, placed: Sequence[Placed]) -> dict[str, Floats]:
+    def importance(self, placed: Sequence[GgufTensor]) -> dict[str, Floats]:
         """Importance of columns, by the canonical name of every tensor."""
         of = self._planner.index.canonical_of
         return {
@@ -513,11 +513,11 @@ def _by_expert(run: Run, weights: Floats) -> Iterable[Run]:
     rows = run.tensor.layout.rows // len(weights)
     for start in range(run.start, run.stop, rows):
         how = run.conversion.quantizing
-        told = Quantizing(weights[start // rows], how.errors if how else None)
+        told = QuantSettings(weights[start // rows], how.errors if how else None)
         yield Run(run.tensor, run.conversion._replace(quantizing=told), start, min(start + rows, run.stop))
 
 
-def _base(asked: Asked) -> DType:
+def _base(asked: TypeRequest) -> DType:
     return GGML_TYPES[recipes()["recipes"].get(asked.word.upper(), {}).get("base", asked.word).lower()]
 
 

@@ -59,7 +59,7 @@ class Container(NamedTuple):
     check: Callable[[Path], None] = lambda _: None
 
 
-class Along(NamedTuple):
+class Globs(NamedTuple):
     """Patterns of file names that loaders look for beside the output.
 
     Attributes:
@@ -71,7 +71,7 @@ class Along(NamedTuple):
     documents: tuple[str, ...] = ()
 
 
-class Written(NamedTuple):
+class NewFile(NamedTuple):
     """One file of an output.
 
     Attributes:
@@ -85,7 +85,7 @@ class Written(NamedTuple):
     payload_sha256: str = ""
 
 
-class Late(NamedTuple):
+class LastFile(NamedTuple):
     """A file beside the model whose content depends on earlier files.
 
     Attributes:
@@ -95,8 +95,8 @@ class Late(NamedTuple):
     """
 
     path: Path
-    nbytes: Callable[[Sequence[Written]], int]
-    content: Callable[[Sequence[Written]], Iterable[bytes]]
+    nbytes: Callable[[Sequence[NewFile]], int]
+    content: Callable[[Sequence[NewFile]], Iterable[bytes]]
     names_digests: bool = True
 
 
@@ -248,7 +248,7 @@ class Step(NamedTuple):
         return self.source is not None and self.source.layout.interleaved != self.target.layout.interleaved
 
 
-class LeftOut(NamedTuple):
+class Omission(NamedTuple):
     """Source tensor that is not written, and the rule or flag that allows it."""
 
     name: str
@@ -328,7 +328,7 @@ def place(at: int) -> int:
     return at
 
 
-class Beside(Protocol):
+class PayloadRecord(Protocol):
     """A file beside the output that needs the digest of its payload."""
 
     @property
@@ -345,7 +345,7 @@ class Beside(Protocol):
         """Hash files of the source while the block runs."""
 
 
-class Restored(NamedTuple):
+class RestoredSource(NamedTuple):
     """The source of an output that is made again.
 
     Attributes:
@@ -385,15 +385,15 @@ class Plan:
     version: int
     options: Options
     files: tuple[OutputFile, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Omission, ...] = ()
     refusals: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     rope_layout: str = ""
     engines: tuple[str, ...] | None = None
     alternative: str = ""
     contents: Callable[[], Container] = lambda: Container(())
-    record: Beside | None = None
-    restores: Restored | None = None
+    record: PayloadRecord | None = None
+    restores: RestoredSource | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
     changes: tuple[Change, ...] = ()

@@ -55,7 +55,7 @@ from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 from ckconv.system.signals import LATE, LEFT, OLDER, check, declare, noted
 
 
-class Room(NamedTuple):
+class LargeFile(NamedTuple):
     """A large file, written through a descriptor.
 
     Attributes:
@@ -69,7 +69,7 @@ class Room(NamedTuple):
     later: bool = False
 
 
-class Small(NamedTuple):
+class SmallFile(NamedTuple):
     """A side file.
 
     Attributes:
@@ -97,7 +97,7 @@ class _File:
     target: Path
     parent: Path
     reader: Place
-    what: Room | Small
+    what: LargeFile | SmallFile
     inside: bool = False
     copy: Path | None = None
     staged: tuple[Staging, Place] | None = None
@@ -110,12 +110,12 @@ class _File:
     @property
     def content(self) -> SideFile | None:
         """``None`` for a large file."""
-        return self.what.content if isinstance(self.what, Small) else None
+        return self.what.content if isinstance(self.what, SmallFile) else None
 
     @property
     def nbytes(self) -> int:
         """The space that it takes."""
-        if isinstance(self.what, Small):
+        if isinstance(self.what, SmallFile):
             return len(self.what.content)
         return self.what.nbytes - sum(nbytes for _, nbytes in self.what.holes)
 
@@ -169,7 +169,7 @@ class Staging(Journal):
             name = name if folder.status(name) is None else temporary_name(name)
             return (*reader[:-1], name), folder.create(name, 0o666 & allowed)
 
-    def add(self, what: Small, reader: Place, allowed: int) -> Place:
+    def add(self, what: SmallFile, reader: Place, allowed: int) -> Place:
         """Write a side file, bring it to the disk, and say where."""
         place, fd = self.create(reader, allowed)
         write_file(fd, what.content, self.path.joinpath(*place))
@@ -259,8 +259,8 @@ class Outputs:
 
     def __init__(
         self,
-        large: Mapping[Path, Room],
-        small: Mapping[Path, Small],
+        large: Mapping[Path, LargeFile],
+        small: Mapping[Path, SmallFile],
         *,
         directory: Path | None = None,
         force: bool = False,
@@ -346,7 +346,7 @@ class Outputs:
     def recover(self) -> None:
         """Undo and remove what dead runs left."""
         # Nobody goes back to finished files of an earlier run.
-        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, Room))]
+        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, LargeFile))]
         abandoned = [lasting_name(place.name) for place in places if place is not None]
         told, self._left_by_others = recover(self._parents(), abandoned=abandoned)
         self._told += told
@@ -355,14 +355,14 @@ class Outputs:
         """Decide where each file goes; named links are followed with ``force``."""
         given = self._given_directory
         directory = self._directory = self._followed(given) if given else None
-        outputs: list[tuple[Path, Room | Small]] = [*self._small.items(), *self._large.items()]
+        outputs: list[tuple[Path, LargeFile | SmallFile]] = [*self._small.items(), *self._large.items()]
         for path, what in outputs:
             inside = given is not None and given in path.parents
             target = directory / path.relative_to(given) if inside and directory and given else path
             if path == self._typed and not inside:
                 target = self._followed(path)
             there = path.relative_to(given if inside and given else path.parent)
-            reader = (Path(what.name) if isinstance(what, Small) else there).parts
+            reader = (Path(what.name) if isinstance(what, SmallFile) else there).parts
             parent = directory if inside and directory else target.parent
             self._files[path] = _File(target, parent, reader, what)
 
@@ -400,7 +400,7 @@ class Outputs:
         """The largest file, which is staged beside its place; ``None`` for none."""
         if self._whole:
             return self._directory
-        large = [file for file in self._files.values() if isinstance(file.what, Room)]
+        large = [file for file in self._files.values() if isinstance(file.what, LargeFile)]
         if large:
             main = max(large, key=lambda file: file.nbytes)
             return main.parent / main.place[-1]
@@ -425,7 +425,7 @@ class Outputs:
         """Stage a file where it is going to be renamed."""
         main, what = self._main, file.what
         near = file.inside or file.parent.samefile(main.here.path)
-        if isinstance(what, Room):
+        if isinstance(what, LargeFile):
             home = main if near else self._staging(file.target, file.parent)
             place, fd = home.create(file.reader, self._allowed_of(file))
             self.fds.add(path, fd, home.staged, place)
@@ -440,7 +440,7 @@ class Outputs:
                 self._bring(file, what)
         file.copy = home.path.joinpath(*place)
 
-    def _bring(self, file: _File, what: Small) -> None:
+    def _bring(self, file: _File, what: SmallFile) -> None:
         """Stage a side file beside its place, which is in another directory."""
         home = self._staging(file.target, file.parent)
         file.staged = home, home.add(what, file.place, self._allowed_of(file))
@@ -530,7 +530,7 @@ class Outputs:
             self.fds.close()
         named = [file for file in self._in_order() if not file.is_there]
         for file in named:
-            if isinstance(file.what, Small) and file.staged is None:  # what it was left alone for is gone
+            if isinstance(file.what, SmallFile) and file.staged is None:  # what it was left alone for is gone
                 if self._whole:
                     raise made_meanwhile(file.target)
                 with failing(file.target):

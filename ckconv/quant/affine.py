@@ -53,7 +53,7 @@ class Affine(NamedTuple):
     bias: Floats | None = None
 
 
-class Repacked(NamedTuple):
+class NewTile(NamedTuple):
     """A tile in its new arrangement.
 
     Attributes:
@@ -130,7 +130,7 @@ def unfit(parts: Affine, block: DType, *, whatever: bool = False) -> Flags:
     return np.asarray(~(fits & whole & (inside | whatever)))
 
 
-def to_blocks(parts: Affine, block: DType) -> Repacked:
+def to_blocks(parts: Affine, block: DType) -> NewTile:
     """GGUF rows, and how many groups do not fit."""
     bits, offset = BLOCKS[block]
     rows, groups = parts.scale.shape
@@ -160,20 +160,20 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
         fits = fits & (codes.max(axis=-1) >> bits == 0)
         codes = codes & np.uint8((1 << bits) - 1)
     if not fits.all():
-        return Repacked((np.empty((rows, 0), np.uint8),), fits.size, int((~fits).sum()))
+        return NewTile((np.empty((rows, 0), np.uint8),), fits.size, int((~fits).sum()))
     if parts.group < block.block:
         whole = _same(scale, block.block // parts.group)
         if not whole.all():
-            return Repacked((np.empty((rows, 0), np.uint8),), whole.size, int((~whole).sum()))
+            return NewTile((np.empty((rows, 0), np.uint8),), whole.size, int((~whole).sum()))
     made = codec.empty(rows, groups * parts.group, block)
     codec.put_codes(made, np.ascontiguousarray(codes).reshape(rows, -1), block)
     made["d"] = _spread(scale, made.shape[1])
     if bias is not None:
         made["m"] = _spread(bias, made.shape[1])
-    return Repacked((codec.to_bytes(made),), fits.size, 0)
+    return NewTile((codec.to_bytes(made),), fits.size, 0)
 
 
-def to_triple(parts: Affine, triple: Triple) -> Repacked:
+def to_triple(parts: Affine, triple: Triple) -> NewTile:
     """MLX rows, and how many groups do not fit.
 
     Without codes the first plane is empty.
@@ -189,7 +189,7 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
         codes = codes & np.uint8((1 << q.bits) - 1)
     count = parts.scale.shape[1] * parts.group // q.group_size
     numbers = (codec.from_float32(_spread(values, count), number)[0] for values in (parts.scale, bias))
-    return Repacked((codec.pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
+    return NewTile((codec.pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
 
 
 def integers(parts: Affine) -> tuple[Bytes, Flags]:

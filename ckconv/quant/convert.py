@@ -148,7 +148,7 @@ class Errors:
         }
 
 
-class Quantizing:
+class QuantSettings:
     """Importance and other settings of a conversion that quantizes.
 
     Attributes:
@@ -454,7 +454,7 @@ class Conversion(NamedTuple):
     shift: float = 0
     plane: int | None = None
     factor: float = 1.0
-    quantizing: Quantizing | None = None
+    quantizing: QuantSettings | None = None
     array: DType | None = None
     decoded: bool = False
 

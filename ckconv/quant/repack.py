@@ -10,7 +10,7 @@ from ckconv.core.late import Blocks, Bytes, Flags, Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, e4m3, holds
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine, codec, packed
-from ckconv.quant.affine import Affine, Repacked
+from ckconv.quant.affine import Affine, NewTile
 from ckconv.quant.codec import from_float32, pack, to_float32, unpack
 from ckconv.quant.mlx import Quantization, Triple, checked_shape, split_planes, triple_of
 from ckconv.quant.packed import (
@@ -273,7 +273,7 @@ class Recipe(NamedTuple):
             return False
         return not self._fitting(of_triple(triple, scales, biases))[0].all()
 
-    def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> Repacked:
+    def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> NewTile:
         """MLX rows -> GGUF rows.
 
         Args:
@@ -293,7 +293,7 @@ class Recipe(NamedTuple):
         if biases is None:
             codec.put_codes(blocks, unpack(weight, quantization.bits), self.block)
             blocks["d"] = scales.reshape(blocks["d"].shape)
-            return Repacked((codec.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
+            return NewTile((codec.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
         parts = of_triple(triple, scales, biases, weight)
         fits, respelled = self._fitting(parts)
         if self.anywhere and not (fits.all() and self.block.block == self.group):
@@ -313,9 +313,9 @@ class Recipe(NamedTuple):
             if self.offset is None:
                 blocks["m"] = np.repeat(bias, repeat, axis=1)
         inexact = int((~fits).sum())
-        return Repacked((codec.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
+        return NewTile((codec.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
 
-    def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
+    def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> NewTile:
         """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``.
 
         The inverse of :meth:`to_blocks`.
@@ -338,7 +338,7 @@ class Recipe(NamedTuple):
         unpacked = codec.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
         scales = np.ascontiguousarray(blocks["d"]).reshape(len(raw), -1)
         planes = (pack(unpacked, triple.quantization.bits), scales)
-        return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
+        return NewTile(planes, scales.size, int((~self._sound(scales)).sum()))
 
     def _check(self, columns: int, quantization: Quantization) -> None:
         whole = self.takes(quantization) and quantization.divides(columns) and columns % self.block.block == 0
@@ -488,7 +488,7 @@ def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     return parts_of(rows, dtype, codes=codes) if dtype is _Q4_1 else of_packed(rows, dtype, codes=codes)
 
 
-def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
+def integer_way(source: DType, target: DType) -> Callable[..., NewTile] | None:
     """To rows of a packed type of integers, or ``None`` where there is none."""
     scheme, own = scheme_of(target), with_zeros(source)
     if scheme is None:
@@ -500,14 +500,14 @@ def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
     return partial(_to_zeros, dtype=source, scheme=scheme) if same else None
 
 
-def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
+def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> NewTile:
     blocks = codec.of_bytes(rows, block)
     scales = np.ascontiguousarray(blocks["d"])
     unfit = ~np.isfinite(scales)
-    return Repacked((packed.rows_of(codec.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
+    return NewTile((packed.rows_of(codec.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
 
 
-def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -> Repacked:
+def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -> NewTile:
     found = integer_parts(rows, dtype)
     zeros, fits = affine.integers(found)
     fits = fits & holds(found.scale, scheme.number)
@@ -515,7 +515,7 @@ def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -
         fits &= zeros == 1 << scheme.bits - 1
     scales, _ = from_float32(found.scale, scheme.number)
     made = packed.rows_of(found.codes, scales, *([zeros] if scheme.zeros else []))
-    return Repacked((made,), fits.size, int(np.count_nonzero(~fits)))
+    return NewTile((made,), fits.size, int(np.count_nonzero(~fits)))
 
 
 # -- Re-pack NVFP4 with a scale of scales into ggml's blocks and MLX's -------------------------------------------------
@@ -532,7 +532,7 @@ _NVFP4 = DTYPES["NVFP4"]
 TRIPLE = Triple(Quantization("nvfp4", 4, 16), BF16)
 
 
-def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
+def nvfp4_way(source: DType, target: DType) -> Callable[..., NewTile] | None:
     """From or to rows of a scaled NVFP4 type, or ``None`` where there is none."""
     scheme, other = scheme_of(source), scheme_of(target)
     if other in (FACTOR, DIVISOR) and (source is _NVFP4 or triple_of(source) == TRIPLE):
@@ -550,13 +550,13 @@ def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
     return None
 
 
-def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     found = numbers(rows, dtype)
     blocks = codec.empty(len(rows), found.codes.shape[1], _NVFP4)
     codec.put_codes(blocks, found.codes, _NVFP4)
     blocks["d"] = found.stored_scales.reshape(blocks["d"].shape)
     unfit = found.stored_scales > np.uint8(0x7E)
-    return Repacked((codec.to_bytes(blocks),), unfit.size, int(unfit.sum()))
+    return NewTile((codec.to_bytes(blocks),), unfit.size, int(unfit.sum()))
 
 
 def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
@@ -576,21 +576,21 @@ def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
     return codes.astype(np.uint8), exact & np.isfinite(factors)
 
 
-def _to_triple(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _to_triple(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     scales, exact = products(rows, dtype)
     found = numbers(rows, dtype).codes
-    return Repacked((pack(found if codes else found[:, :0], 4), scales), exact.size, int((~exact).sum()))
+    return NewTile((pack(found if codes else found[:, :0], 4), scales), exact.size, int((~exact).sum()))
 
 
-def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     found = numbers(rows, dtype)
     assert found.factors is not None
     with np.errstate(all="ignore"):
         factors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
-    return Repacked((rows_of(found.codes, found.stored_scales, factors),), found.scales.size, 0)
+    return NewTile((rows_of(found.codes, found.stored_scales, factors),), found.scales.size, 0)
 
 
-def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     found = numbers(rows, dtype)
     assert found.factors is not None
     mantissas, exponents = np.frexp(found.factors)
@@ -598,10 +598,10 @@ def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     with np.errstate(all="ignore"):
         divisors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
     made = rows_of(found.codes, found.stored_scales, divisors)
-    return Repacked((made,), found.scales.size, int((~exact).sum()) * found.scales.shape[1])
+    return NewTile((made,), found.scales.size, int((~exact).sum()) * found.scales.shape[1])
 
 
-def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     if dtype is _NVFP4:
         blocks = codec.of_bytes(rows, _NVFP4)
         found, scales = codec.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)
@@ -610,7 +610,7 @@ def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
         found = unpack(weight, 4)
     unfit = scales > np.uint8(0x7E)
     ones = np.ones((len(rows), 1), np.float32).view(np.uint8)
-    return Repacked((rows_of(found, scales, ones),), unfit.size, int(unfit.sum()))
+    return NewTile((rows_of(found, scales, ones),), unfit.size, int(unfit.sum()))
 
 
 # -- Exact ways from one block type to another, and their conditions ---------------------------------------------------
@@ -618,7 +618,7 @@ def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 T = TypeVar("T")
 
 #: Rows of one type -> those of another; ``codes=False`` for scales and biases alone.
-Way = Callable[..., Repacked]
+Way = Callable[..., NewTile]
 
 
 class Numbers(NamedTuple):
@@ -737,12 +737,12 @@ def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
     return exponent.astype(np.uint8), sound
 
 
-def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     scales, sound = scale_bytes(rows, dtype)
     found = packed.numbers(rows, dtype).codes
     repeated = np.repeat(scales, found.shape[1] // scales.shape[1] // _MXFP8.group_size, axis=1)
     kept = found if codes else found[:, :0]
-    return Repacked((kept, repeated), sound.size, int((~sound).sum()))
+    return NewTile((kept, repeated), sound.size, int((~sound).sum()))
 
 
 def scattered(dtype: DType) -> bool:
@@ -832,11 +832,11 @@ def bits_a_weight(dtype: DType) -> float:
     )
 
 
-def _to_blocks(recipe: Recipe, triple: Triple, rows: Rows) -> Repacked:
+def _to_blocks(recipe: Recipe, triple: Triple, rows: Rows) -> NewTile:
     return recipe.to_blocks(split_planes(rows, triple), triple)
 
 
 def _through(
-    numbers: Numbers, target: T, make: Callable[[Affine, T], Repacked], rows: Rows, *, codes: bool = True
-) -> Repacked:
+    numbers: Numbers, target: T, make: Callable[[Affine, T], NewTile], rows: Rows, *, codes: bool = True
+) -> NewTile:
     return make(numbers.parts(rows, codes=codes), target)

@@ -32,11 +32,11 @@ from ckconv.record.read import (
     MAX_NAME_BYTES,
     MAX_WHOLE,
     Archive,
-    Kept,
     Member,
     Record,
     Run,
     SourceFile,
+    StoredRuns,
     archive,
     fits,
     is_side_file,
@@ -298,7 +298,7 @@ def _source_file(
     size = path.stat().st_size
     groups = [[(0, size)] if size else []] if runs is None else runs
     made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
-    kept = tuple(Kept(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
+    kept = tuple(StoredRuns(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
     file = SourceFile(name, size, runs is not None, kept)
     for item, content in zip(kept, made, strict=True):
         contents.setdefault(file.member(item), content)

@@ -60,7 +60,7 @@ MAX_NAME_BYTES = 255
 Run = tuple[int, int]
 
 
-class Kept(NamedTuple):
+class StoredRuns(NamedTuple):
     """Runs of one file, sorted, and the SHA-256 (hex) of their bytes."""
 
     runs: tuple[Run, ...]
@@ -82,7 +82,7 @@ class SourceFile(NamedTuple):
     name: str
     size: int
     tensors: bool
-    kept: tuple[Kept, ...]
+    kept: tuple[StoredRuns, ...]
     sha256: str = ""
 
     @property
@@ -90,7 +90,7 @@ class SourceFile(NamedTuple):
         """Every run that is kept, sorted."""
         return sorted(run for kept in self.kept for run in kept.runs)
 
-    def member(self, kept: Kept) -> str:
+    def member(self, kept: StoredRuns) -> str:
         """The archive's name of what is kept."""
         whole = not self.tensors
         return f"files/{self.name}" if whole else f"parts/{kept.sha256}"
@@ -168,12 +168,12 @@ IGNORED = "move it away; convert and batch ignore it with --no-source-record"
 class OpenRecord:
     """Record whose contents :meth:`check` has yet to read."""
 
-    def __init__(self, path: Path, record: Record, source: FileSource, members: Mapping[str, Stored]) -> None:
+    def __init__(self, path: Path, record: Record, source: FileSource, members: Mapping[str, Location]) -> None:
         self.path, self.record = path, record
         self._source, self._members = source, members
 
     @property
-    def contents(self) -> Mapping[str, Stored]:
+    def contents(self) -> Mapping[str, Location]:
         """Every member that holds bytes of the source, by name."""
         return {name: stored for name, stored in self._members.items() if name not in DOCUMENTS}
 
@@ -219,7 +219,7 @@ class OpenRecord:
                 at += run[1]
         return sorted(found)
 
-    def _stored(self, file: SourceFile, kept: Kept) -> Stored:
+    def _stored(self, file: SourceFile, kept: StoredRuns) -> Location:
         """Member with the kept bytes, whose size :func:`open_record` checked."""
         return self._members[file.member(kept)]
 
@@ -262,7 +262,7 @@ def open_record(path: Path) -> OpenRecord:
     return OpenRecord(path, record, source, members)
 
 
-def _document(source: FileSource, stored: Stored) -> bytes:
+def _document(source: FileSource, stored: Location) -> bytes:
     """A member that is read whole."""
     data = source.read_at(stored.offset, stored.member.nbytes)
     if zlib.crc32(data) != stored.member.crc:
@@ -406,12 +406,12 @@ class _Checks:
             raise self._fault(f"{quoted(name)} holds no tensors and is not kept whole", "record.files")
         return file
 
-    def _kept(self, entry: Any) -> Kept:
+    def _kept(self, entry: Any) -> StoredRuns:
         runs = self._of(entry, "runs", list)
         for run in runs:
             if not isinstance(run, list) or [type(number) for number in run] != [int, int]:
                 raise self._fault(f"a run is {shown(run)}; [offset, bytes] expected", "record.files")
-        return Kept(tuple((offset, nbytes) for offset, nbytes in runs), self._digest(entry, "sha256"))
+        return StoredRuns(tuple((offset, nbytes) for offset, nbytes in runs), self._digest(entry, "sha256"))
 
     def _check_names(self, files: Sequence[SourceFile]) -> None:
         twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
@@ -504,7 +504,7 @@ _DATE = 1 << 5 | 1
 _UTF8 = 1 << 11
 
 
-class Readable(Protocol):
+class ArchiveSource(Protocol):
     """Source of an archive: bytes at offsets, and a name."""
 
     @property
@@ -527,7 +527,7 @@ class Member(NamedTuple):
     nbytes: int
 
 
-class Stored(NamedTuple):
+class Location(NamedTuple):
     """Where the bytes of a member are: ``offset`` is absolute."""
 
     offset: int
@@ -586,7 +586,7 @@ def archive(members: Iterable[Member]) -> Archive:
     return Archive(ordered, tuple(headers), directory + end)
 
 
-def members_of(source: Readable, code: str) -> Mapping[str, Stored]:
+def members_of(source: ArchiveSource, code: str) -> Mapping[str, Location]:
     """Members of an archive by name; their bytes are not read.
 
     Raises:
@@ -611,7 +611,7 @@ def members_of(source: Readable, code: str) -> Mapping[str, Stored]:
         if source.read_at(offset - len(header), len(header)) != header:
             message = f"the header of its member {quoted(member.name)} is not what its directory says"
             raise InputError(code, message, path=path, offset=offset - len(header))
-    return {member.name: Stored(offset, member) for offset, member in zip(made.offsets, made.members, strict=True)}
+    return {member.name: Location(offset, member) for offset, member in zip(made.offsets, made.members, strict=True)}
 
 
 def _members(path: Path, directory: bytes, count: int, code: str) -> Sequence[Member]:

@@ -21,7 +21,7 @@ from ckconv.formats import format_of
 from ckconv.formats.gguf.values import ShardName, parse_shard_name
 from ckconv.formats.huggingface.read import with_tower
 from ckconv.formats.safetensors import container, write
-from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
+from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, RestoredSource, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record import record_path
 from ckconv.record.read import IGNORED, OpenRecord, Run as Bytes, SourceFile, open_skeleton, record_beside
@@ -136,7 +136,7 @@ class _Restorer:
             notes=(f"made again from {self.opened.path.name}, byte for byte: {self.record.source}",),
             rope_layout=self._rope_layout(),
             contents=partial(_container, self.record.format, list(self.steps), side_files),
-            restores=Restored(
+            restores=RestoredSource(
                 tuple(self.record.left_out),
                 {names[file.name]: file.sha256 for file in self.record.files if file.sha256},
             ),

@@ -29,11 +29,6 @@ def _has(*names: str) -> bool:
     return not _FORCED and all(hasattr(os, name) for name in names)
 
 
-def system_name() -> str:
-    """Name of the system, as ``platform.system`` has it."""
-    return os.uname().sysname if hasattr(os, "uname") else "Windows"
-
-
 #: A file that is open can be renamed and removed, as everywhere but on Windows.
 MOVES_OPEN = _has("fork")
 
@@ -80,7 +75,7 @@ def processors() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-class Elsewhere(Protocol):
+class RemoteReader(Protocol):
     """Reads a file that is on another machine."""
 
     def __call__(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
@@ -88,10 +83,10 @@ class Elsewhere(Protocol):
 
 
 #: (device, inode) of a file that stands in for one on another machine -> what reads that.
-ELSEWHERE: dict[tuple[int, int], Elsewhere] = {}
+ELSEWHERE: dict[tuple[int, int], RemoteReader] = {}
 
 
-def _elsewhere(fd: int) -> Elsewhere | None:
+def _elsewhere(fd: int) -> RemoteReader | None:
     if not ELSEWHERE:
         return None
     status = os.fstat(fd)

@@ -19,7 +19,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, is_text
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.vocabulary import BYTE_LEVEL, LeftOut, TokenizerFiles, definition, of_class
+from ckconv.tokenizer.vocabulary import BYTE_LEVEL, Inexact, TokenizerFiles, definition, of_class
 
 # -- SentencePiece's file, tokenizer.model -----------------------------------------------------------------------------
 
@@ -399,7 +399,7 @@ _OF_THE_TYPE = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 _MAX_DIGITS = 9
 
 
-class Added(NamedTuple):
+class AddedToken(NamedTuple):
     """A token that is looked for in a text before anything else.
 
     Attributes:
@@ -424,7 +424,7 @@ class _Listed(NamedTuple):
     given: Mapping[str, Any]
 
 
-def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, Added]:
+def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, AddedToken]:
     """Content -> token, in the order in which they are added.
 
     Args:
@@ -449,16 +449,16 @@ def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, A
     if said not in _WHOLE or files.config.get("model_type") in _OF_THE_TYPE:
         for content, token in found.items():
             if content not in other or (token.number, token.special) != (other[content].number, other[content].special):
-                raise LeftOut(f"transformers 4 and 5 have other ids, or other flags, for the token {content!r}")
+                raise Inexact(f"transformers 4 and 5 have other ids, or other flags, for the token {content!r}")
     return found
 
 
-def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) -> dict[str, Added]:
+def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) -> dict[str, AddedToken]:
     """Tokens of each batch with their ids.
 
     The first free one is looked for once a batch.
     """
-    made: dict[str, Added] = {}
+    made: dict[str, AddedToken] = {}
     for batch in batches:
         free = max([len(words) - 1, *(token.number for token in made.values())]) + 1
         for content, special, listed, given in batch:
@@ -468,7 +468,7 @@ def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) ->
                 continue
             number = there.number if there else words.get(content, free)
             free += number == free
-            made[content] = Added(content, number, special, listed, given)
+            made[content] = AddedToken(content, number, special, listed, given)
     return made
 
 
@@ -498,9 +498,9 @@ def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
     for item in added if isinstance(added, list) else ():
         token, number = (item.get("content"), item.get("id")) if isinstance(item, dict) else (None, None)
         if not isinstance(token, str):
-            raise LeftOut("tokenizer.json has an added token without content")
+            raise Inexact("tokenizer.json has an added token without content")
         if type(number) is not int or number < 0:
-            raise LeftOut(f"token {token!r} has the id {number!r} (tokenizer.json)")
+            raise Inexact(f"token {token!r} has the id {number!r} (tokenizer.json)")
         if token:
             yield _Listed(token, item.get("special") is True, number, item)
 
@@ -512,7 +512,7 @@ def of_settings(settings: Mapping[str, Any]) -> Iterator[_Listed]:
     for key, entry in decoder.items():
         if not is_id(key) or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
-            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
+            raise Inexact(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
     for key, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
         if entry["content"]:
             yield _Listed(entry["content"], entry.get("special") is True, int(key), entry)
@@ -552,7 +552,7 @@ def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
     for word in words:
         work += len(word) ** 2
         if work > _MAX_WORK:
-            raise LeftOut(f"its tokens are too long to be looked through ({file})")
+            raise Inexact(f"its tokens are too long to be looked through ({file})")
         yield word
 
 
@@ -618,9 +618,9 @@ def of_vocabulary(
     known = of_class(str(said or config.get("model_type")))
     if known is None:
         what = f"of the class {said!r}" if said else "of no class that is named"
-        raise LeftOut(f"vocab.json and merges.txt are {what}, which ckconv has no rules for")
+        raise Inexact(f"vocab.json and merges.txt are {what}, which ckconv has no rules for")
     if settings.get("add_prefix_space"):
-        raise LeftOut("it puts a space before a text (add_prefix_space), which llama.cpp does not do")
+        raise Inexact("it puts a space before a text (add_prefix_space), which llama.cpp does not do")
     lines = merges.replace("\r\n", "\n").split("\n")
     return {
         "added_tokens": [{"id": vocab[_END], "content": _END, "special": True}] if _END in vocab else [],
@@ -646,17 +646,17 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     config, ranked, special = (document.get(key) for key in ("config", "vocab", "special_tokens"))
     special = [*enumerate(_UNNAMED.split())] if special is None else special
     if not isinstance(config, dict) or not isinstance(ranked, list) or not isinstance(special, list):
-        raise LeftOut("tekken.json has no configuration, or no list of words")
+        raise Inexact("tekken.json has no configuration, or no list of words")
     size, first = config.get("default_vocab_size"), config.get("default_num_special_tokens")
     if not isinstance(size, int) or not isinstance(first, int) or not 0 < first < size <= first + len(ranked):
-        raise LeftOut("tekken.json has no sizes, or fewer words than it says")
+        raise Inexact("tekken.json has no sizes, or fewer words than it says")
     if first > _MAX_SPECIAL:
-        raise LeftOut(f"tekken.json has more than {_MAX_SPECIAL:,} special tokens")
+        raise Inexact(f"tekken.json has more than {_MAX_SPECIAL:,} special tokens")
     words = list(_words(ranked[: size - first]))
     added: dict[int, str] = dict(item if isinstance(item, tuple) else _special(item) for item in special)
     ranks = {word: rank for rank, word in enumerate(words)}
     if len(ranks) < len(words):
-        raise LeftOut("tekken.json has a word twice")
+        raise Inexact("tekken.json has a word twice")
     alphabet = byte_letters()
     spelled = ["".join(map(alphabet.__getitem__, word)) for word in words]
     bos = added.get(1) == _BOS
@@ -694,7 +694,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
 def _special(item: object) -> tuple[int, str]:
     rank, text = (item.get("rank"), item.get("token_str")) if isinstance(item, dict) else (None, None)
     if not isinstance(rank, int) or not isinstance(text, str):
-        raise LeftOut("a special token of tekken.json has no rank, or no text")
+        raise Inexact("a special token of tekken.json has no rank, or no text")
     return rank, text
 
 
@@ -703,10 +703,10 @@ def _words(ranked: list[Any]) -> Iterator[bytes]:
     for rank, item in enumerate(ranked):
         try:
             if item["rank"] != rank:
-                raise LeftOut(f"word {rank:,} of tekken.json has another rank")
+                raise Inexact(f"word {rank:,} of tekken.json has another rank")
             yield base64.b64decode(item["token_bytes"], validate=True)
         except (TypeError, KeyError, ValueError, binascii.Error):
-            raise LeftOut(f"word {rank:,} of tekken.json has no bytes") from None
+            raise Inexact(f"word {rank:,} of tekken.json has no bytes") from None
 
 
 def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
@@ -770,7 +770,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
             tokenizer = _apart(root, settings, config)
             if tokenizer is not None:
                 settings = {**tokenizer.get("settings", {}), **settings}
-        except LeftOut as error:
+        except Inexact as error:
             why = str(error)
         if tokenizer is None and not why and (own := _versioned(root)) is not None:
             model = _bytes(own)
@@ -827,7 +827,7 @@ def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]
     """
     files, wanted = tokenizer_files(index), {*texts}
     words = words_of_document(files.tokenizer)
-    with suppress(LeftOut):
+    with suppress(Inexact):
         added = added_tokens(files, words).values()
         # Of other files than tokenizer.json, the words are not known here.
         ids = {it.content: it.number if words else it.listed for it in added if it.content in wanted}

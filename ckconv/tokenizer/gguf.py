@@ -12,7 +12,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.tokenizer import gguf_words
 from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, tokenizer_files, unmade
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
+from ckconv.tokenizer.vocabulary import SPECIAL, Inexact, TokenizerFiles, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #
@@ -50,7 +50,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """
     try:
         return keys_of_words(files, vocab_size)
-    except LeftOut as reason:
+    except Inexact as reason:
         note = f"the tokenizer is left out: {reason}; llama.cpp then works with token ids only"
         return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
 
@@ -69,7 +69,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         return _made(files, gguf_words.from_model(files, pieces, vocab_size), vocab_size)
     files = files._replace(model=None)  # of other words
     if files.tokenizer is None:
-        raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
+        raise Inexact(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
     model = files.tokenizer.get("model")
     kind = str(model.get("type")) if isinstance(model, dict) else ""
     if kind in _OF_ROWS:
@@ -78,13 +78,13 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
 
-def _made(files: TokenizerFiles, words: gguf_words.Words, vocab_size: int) -> TokenizerKeys:
+def _made(files: TokenizerFiles, words: gguf_words.Wordlist, vocab_size: int) -> TokenizerKeys:
     """The keys of a tokenizer's words and of every kind of tokenizer."""
     files, end_notes = gguf_words.ended(files, words.ids)
     special, ends_notes = gguf_words.special_ids(files, words.ids, words.own, vocab_size)
     tokens = words.metadata["tokenizer.ggml.tokens"]
     if same := equal_tokens(as_read({"tokens": tokens})["tokens"].value.each()):
-        raise LeftOut(
+        raise Inexact(
             f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}, and llama.cpp loads no two of one text"
         )
     unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
@@ -113,7 +113,7 @@ _RWKV_TURN, _PLAMO_TURN = r"\n\n", "<|plamo:op|>"
 def _rwkv(files: TokenizerFiles, rows: list[Row], vocab_size: int) -> TokenizerKeys:
     ids = {row.text: number for number, row in enumerate(rows)}
     if any(repr(bytes([byte]))[2:-1] not in ids for byte in range(256)):
-        raise LeftOut("it has no word for some byte, on which llama.cpp does not end")
+        raise Inexact("it has no word for some byte, on which llama.cpp does not end")
     config = ((name, files.config.get(f"{name}_token_id")) for name in SPECIAL)
     # whatever config.json says of its beginning and end, they are <s>
     special = {name: n for name, n in config if type(n) is int and 0 <= n < vocab_size} | {"bos": 0, "eos": 0}
@@ -132,7 +132,7 @@ def _plamo(files: TokenizerFiles, rows: list[Row], vocab_size: int) -> Tokenizer
     ids = {row.text: number for number, row in enumerate(rows)}
     pieces = {row.text for row in rows[1:] if row.type == BYTE}  # llama.cpp takes a number of 0 for none
     if any(f"<0x{byte:02X}>" not in pieces for byte in range(256)):
-        raise LeftOut("it has no piece for some byte, without which llama.cpp does not load it")
+        raise Inexact("it has no piece for some byte, without which llama.cpp does not load it")
     words = {name: content_of(files.settings, f"{name}_token") for name in ("bos", "eos", "pad", "sep", "unk")}
     special = {SPECIAL[name]: ids[word] for name, word in words.items() if word in ids}
     special |= {"eot_token_id": ids[_PLAMO_TURN]} if _PLAMO_TURN in ids else {}
@@ -156,9 +156,9 @@ def _of_rows(
     switches: Mapping[str, Value],
 ) -> TokenizerKeys:
     if len(rows) > vocab_size:
-        raise LeftOut(f"it has {len(rows):,} tokens, the embedding {vocab_size:,} rows")
+        raise Inexact(f"it has {len(rows):,} tokens, the embedding {vocab_size:,} rows")
     if same := equal_tokens(row.text for row in rows):
-        raise LeftOut(f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}")
+        raise Inexact(f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}")
     templates, notes = gguf_words.chat_templates(files.chat_template)
     if not templates and kind == "rwkv":
         notes = (
@@ -213,11 +213,11 @@ _BESIDE = {
 _HARMLESS = frozenset({"NFC"})
 
 
-def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> gguf_words.Words:
+def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> gguf_words.Wordlist:
     notes = _normalized(document.get("normalizer"))
     known, why = recognized(document, nfc=bool(notes))
     if known is None:
-        raise LeftOut(f"{why} (tokenizer.json)")
+        raise Inexact(f"{why} (tokenizer.json)")
     by_id, ids, said = gguf_words.words_of(files, document["model"].get("vocab"), vocab_size)
     notes += said
     tokens = gguf_words.filled(by_id, vocab_size)
@@ -226,7 +226,7 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
         word = unmade((token for token in document["model"]["vocab"] if token not in ids), merges)
         if word is not None:
             does = "looks words up" if known.ignore_merges else "follows merges"
-            raise LeftOut(f"no merges make the token {word!r}, and llama.cpp {does} ({known.name})")
+            raise Inexact(f"no merges make the token {word!r}, and llama.cpp {does} ({known.name})")
     metadata = {
         "tokenizer.ggml.model": scalar("str", "gpt2"),
         "tokenizer.ggml.pre": scalar("str", known.name),
@@ -239,7 +239,7 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
     if known.otherwise:
         notes += (f"llama.cpp splits {known.otherwise} differently from this tokenizer ({known.name})",)
     words = frozenset(token for token, _ in by_id.values())
-    return gguf_words.Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
+    return gguf_words.Wordlist(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
 
 
 def _normalized(normalizer: object) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def _normalized(normalizer: object) -> tuple[str, ...]:
     kinds = list(dict.fromkeys(_kinds(normalizer)))
     for kind in kinds:
         if kind not in _HARMLESS:
-            raise LeftOut(f"it normalizes text first ({kind}), which llama.cpp does not do (tokenizer.json)")
+            raise Inexact(f"it normalizes text first ({kind}), which llama.cpp does not do (tokenizer.json)")
     return (f"the tokenizer normalizes text first ({kinds[0]}), which llama.cpp does not do",) if kinds else ()
 
 
@@ -270,9 +270,9 @@ def _merges(merges: object) -> list[str]:
         halves = merge.split(" ") if isinstance(merge, str) else merge
         whole = isinstance(halves, list) and len(halves) == 2
         if not whole or not all(isinstance(half, str) and half and " " not in half for half in halves):
-            raise LeftOut("a merge is not two byte-level tokens (tokenizer.json)")
+            raise Inexact("a merge is not two byte-level tokens (tokenizer.json)")
         made.append(" ".join(halves))
         gguf_words.check_text(made[-1])
     if not made:
-        raise LeftOut("tokenizer.json has no merges")
+        raise Inexact("tokenizer.json has no merges")
     return made

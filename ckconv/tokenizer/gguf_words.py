@@ -24,7 +24,7 @@ from ckconv.tokenizer.checkpoint import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Added,
+    AddedToken,
     Malformed,
     Piece,
     SentencePiece,
@@ -35,7 +35,7 @@ from ckconv.tokenizer.checkpoint import (
     parse_sentencepiece,
     words_of_document,
 )
-from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, LeftOut, TokenizerFiles, encodable
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, Inexact, TokenizerFiles, encodable
 
 # What a checkpoint says around its words: special tokens, what ends a text, what is put around one, chat templates.
 #
@@ -64,7 +64,7 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
     """
     try:
         first, last = _around((files.tokenizer or {}).get("post_processor"))
-    except LeftOut:
+    except Inexact:
         return files, ()
     wordpiece, chat = _is_wordpiece(files.tokenizer), str(files.chat_template)
     free = {"bos": first, "sep": last} if wordpiece else {"bos": first, "eos": last if last in ENDS_BY_TEXT else ""}
@@ -165,7 +165,7 @@ def _other_ends(
 
 
 def put_around(
-    files: TokenizerFiles, words: Words, vocab_size: int, *, unigram: bool = False
+    files: TokenizerFiles, words: Wordlist, vocab_size: int, *, unigram: bool = False
 ) -> tuple[bool, bool, tuple[str, ...]]:
     """Whether a beginning and an end are put around a text, and notes.
 
@@ -184,7 +184,7 @@ def put_around(
         return adds["bos"], adds["eos"], ()
     try:
         around = dict(zip(adds, _around(files.tokenizer.get("post_processor")), strict=True))
-    except LeftOut as reason:
+    except Inexact as reason:
         if files.model is None:
             raise
         note = f"llama.cpp puts its own tokens around a text, or none, where the tokenizer does otherwise: {reason}"
@@ -195,7 +195,7 @@ def put_around(
     for what, token in around.items():
         if token and words.ids.get(token) != numbers.get(what):
             if files.model is None:
-                raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+                raise Inexact(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
             notes.append(f"llama.cpp puts {what}_token around a text, or none, where tokenizer.json puts {token!r}")
             continue
         adds[what] = bool(token)
@@ -225,7 +225,7 @@ def _around(processor: object) -> tuple[str, str]:
                 first, last = (pair[0] for pair in pairs)
                 continue
         if kind != "TemplateProcessing":
-            raise LeftOut(f"its post-processor is {kind!r} (tokenizer.json)")
+            raise Inexact(f"its post-processor is {kind!r} (tokenizer.json)")
         first, last = _ends(member.get("single"))
     return first, last
 
@@ -237,7 +237,7 @@ def _ends(single: object) -> tuple[str, str]:
         special = part.get("SpecialToken") if isinstance(part, dict) else None
         words.append(str(special.get("id")) if isinstance(special, dict) else "")
     if words.count("") != 1 or len(words) - words.index("") > 2 or words.index("") > 1:
-        raise LeftOut("its template puts more around a text than a beginning and an end (tokenizer.json)")
+        raise Inexact("its template puts more around a text than a beginning and an end (tokenizer.json)")
     at = words.index("")
     return (words[0] if at else ""), (words[-1] if at < len(words) - 1 else "")
 
@@ -273,12 +273,12 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
 
 
-def looks_special(token: Added) -> bool:
+def looks_special(token: AddedToken) -> bool:
     """A control token for llama.cpp's converter alone."""
     return not token.special and _LOOKS_SPECIAL.fullmatch(token.content) is not None
 
 
-class Words(NamedTuple):
+class Wordlist(NamedTuple):
     """Words of one kind of tokenizer.
 
     Attributes:
@@ -306,7 +306,7 @@ def words_of(
         LeftOut: a word has no id of the embedding, or is not text.
     """
     if not isinstance(words, dict) or not words:
-        raise LeftOut("tokenizer.json has no vocabulary")
+        raise Inexact("tokenizer.json has no vocabulary")
     by_id: dict[int, tuple[str, int]] = {}
     for token, number in words.items():
         _place(by_id, token, number, NORMAL, vocab_size)
@@ -318,12 +318,12 @@ def words_of(
     return by_id, ids, notes_on(added.values(), vocab_size)
 
 
-def placeable(added: Iterable[Added], vocab_size: int) -> Iterator[Added]:
+def placeable(added: Iterable[AddedToken], vocab_size: int) -> Iterator[AddedToken]:
     """Tokens with a row of the embedding; the settings may name others."""
     return (token for token in added if token.listed is not None or token.number < vocab_size)
 
 
-def notes_on(added: Iterable[Added], vocab_size: int) -> tuple[str, ...]:
+def notes_on(added: Iterable[AddedToken], vocab_size: int) -> tuple[str, ...]:
     """Notes on tokens with another id, without a row, or of another type.
 
     The id is another one than a file lists, or the embedding has no row for it, or llama.cpp does not print it.
@@ -356,12 +356,12 @@ def filled(by_id: Mapping[int, tuple[str, int]], vocab_size: int) -> list[tuple[
 def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: int, vocab_size: int) -> int:
     check_text(token)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise LeftOut(f"token {token!r} has the id {number!r} (tokenizer.json)")
+        raise Inexact(f"token {token!r} has the id {number!r} (tokenizer.json)")
     if number >= vocab_size:
-        raise LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
+        raise Inexact(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
     there = by_id.get(number)
     if there and there[0] != token:
-        raise LeftOut(f"tokens {there[0]!r} and {token!r} have the same id {number:,}")
+        raise Inexact(f"tokens {there[0]!r} and {token!r} have the same id {number:,}")
     by_id[number] = (token, kind)
     return number
 
@@ -373,7 +373,7 @@ def check_text(text: str) -> None:
         LeftOut: it does.
     """
     if not is_text(text):
-        raise LeftOut(f"{text!r} is not text")
+        raise Inexact(f"{text!r} is not text")
 
 
 # SentencePiece as the keys of a GGUF: pieces, scores and types, out of ``tokenizer.model`` or ``tokenizer.json``.
@@ -416,7 +416,7 @@ def model_of_same_words(files: TokenizerFiles, vocab_size: int) -> SentencePiece
         return _parsed(files, files.model, vocab_size)
     try:
         model = _parsed(files, files.model, vocab_size)
-    except LeftOut:
+    except Inexact:
         return None
     added = added_tokens(files, words)
     numbers = {token.number for token in added.values()}
@@ -432,16 +432,16 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
         model = None
     except Malformed as error:
         if re.match(_OF_TIKTOKEN, data):
-            raise LeftOut("tokenizer.model is a file of tiktoken, which ckconv does not read of this class") from None
-        raise LeftOut(f"tokenizer.model is malformed: {error}") from None
+            raise Inexact("tokenizer.model is a file of tiktoken, which ckconv does not read of this class") from None
+        raise Inexact(f"tokenizer.model is malformed: {error}") from None
     if model is not None and files.moved:
         model = _moved(model)
     if model is None or len(model.pieces) > vocab_size:
-        raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})")
+        raise Inexact(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})")
     return model
 
 
-def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> Words:
+def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> Wordlist:
     """Words of a ``tokenizer.model`` and tokens that files beside it add.
 
     Raises:
@@ -449,9 +449,9 @@ def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> 
     """
     unigram = model.model_type == UNIGRAM
     if not unigram and model.model_type != BPE:
-        raise LeftOut("tokenizer.model is of neither the BPE nor the unigram type")
+        raise Inexact("tokenizer.model is of neither the BPE nor the unigram type")
     if model.byte_fallback == unigram:
-        raise LeftOut(f"tokenizer.model {PIECES_FOR_BYTES if unigram else 'has no pieces for bytes'}")
+        raise Inexact(f"tokenizer.model {PIECES_FOR_BYTES if unigram else 'has no pieces for bytes'}")
     rows, notes = _pieces(model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
@@ -459,7 +459,7 @@ def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> 
         words = as_words(rows, model.special, prefix=prefix, notes=notes)
         return as_unigram(words, model.charsmap, one_space=model.remove_extra_whitespaces, prefix=prefix)
     if files.tokenizer is not None:
-        with suppress(LeftOut):
+        with suppress(Inexact):
             prefix, said = _spaces(files.tokenizer)
             notes += said
     if model.charsmap or model.remove_extra_whitespaces:
@@ -481,7 +481,7 @@ def _moved(model: SentencePiece) -> SentencePiece:
     return model._replace(pieces=(*first, *model.pieces[3:]), special=own)
 
 
-def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
+def as_unigram(words: Wordlist, charsmap: bytes, *, one_space: bool, prefix: bool) -> Wordlist:
     """Words of a unigram model, with llama.cpp's rules to prepare a text."""
     rules = {
         "model": scalar("str", "t5"),
@@ -502,7 +502,7 @@ def is_sentencepiece(document: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 
 
-def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Wordlist:
     """Words of a ``tokenizer.json``, with scores or with merges.
 
     Merges where their order is none of scores.
@@ -513,17 +513,17 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
     model = document["model"]
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
         if model.get(key):
-            raise LeftOut(f"its model has {key} = {model[key]!r} (tokenizer.json)")
+            raise Inexact(f"its model has {key} = {model[key]!r} (tokenizer.json)")
     prefix, notes = _spaces(document)
     by_id, added, said = words_of(files, model["vocab"], vocab_size)
     notes += said
     if not model["vocab"].keys() >= _BYTES:
-        raise LeftOut("tokenizer.json has no tokens for all bytes")
+        raise Inexact("tokenizer.json has no tokens for all bytes")
     plain = [token for token in model["vocab"] if token not in added and token not in _BYTES]
     merges: list[str] = []
     try:
         scores = _scores(model, plain)
-    except LeftOut:
+    except Inexact:
         if prefix or any("\n" in token and token.strip("\n") for token in plain):
             raise  # the tokenizer of llama.cpp that follows merges puts no space in front, and cuts between lines
         scores, merges = {}, [" ".join(pair) for pair in _merges(model.get("merges"))]
@@ -544,21 +544,21 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
     return _with_merges(words, merges, adds_bos=put_around(files, words, vocab_size)[0]) if merges else words
 
 
-def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
+def _with_merges(words: Wordlist, merges: list[str], *, adds_bos: bool) -> Wordlist:
     """Words with merges, under the name that begins texts as they do.
 
     llama.cpp puts a beginning before every text under one name, and does as a key says under the other.
     """
     bad = next((merge for merge in merges if merge.count(" ") != 1), "")
     if bad:
-        raise LeftOut(f"the merge {bad!r} holds a space (tokenizer.json)")
+        raise Inexact(f"the merge {bad!r} holds a space (tokenizer.json)")
     model = {"model": "gemma4"} if adds_bos else {"model": "gpt2", "pre": "sarvam-moe"}
     said = {f"tokenizer.ggml.{key}": scalar("str", name) for key, name in model.items()}
     kept = {key: words.metadata[key] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
     return words._replace(metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
 
 
-def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
+def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Wordlist:
     """Pieces that merge with neighbors; ``own`` are the special ones."""
     texts = [text for text, _, _ in rows]
     metadata = {
@@ -570,7 +570,7 @@ def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[st
     }
     ids = {text: n for n, text in reversed(list(enumerate(texts)))}
     # llama.cpp's default for this model is true.
-    return Words(metadata, ids, frozenset(texts), own, {} if prefix else _prefix(prefix), tuple(notes))
+    return Wordlist(metadata, ids, frozenset(texts), own, {} if prefix else _prefix(prefix), tuple(notes))
 
 
 def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
@@ -583,7 +583,7 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
         elif step == {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}:
             escaped = True
         else:
-            raise LeftOut(f"it normalizes text first ({step.get('type')}), which llama.cpp does not do")
+            raise Inexact(f"it normalizes text first ({step.get('type')}), which llama.cpp does not do")
     for step in steps(document.get("pre_tokenizer"), "pretokenizers"):
         scheme = step.get("prepend_scheme", "always")
         if step.get("type") == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False:
@@ -594,9 +594,9 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
                     "llama.cpp puts a space after special tokens and before spaces too; the tokenizer does not"
                 )
         elif not (escaped and step.get("type") == "Split" and step.get("pattern") == {"String": " "}):
-            raise LeftOut(f"its pre-tokenizer is {step.get('type')!r} (tokenizer.json)")
+            raise Inexact(f"its pre-tokenizer is {step.get('type')!r} (tokenizer.json)")
     if not escaped:
-        raise LeftOut("it does not make spaces pieces (tokenizer.json)")
+        raise Inexact("it does not make spaces pieces (tokenizer.json)")
     return prefix, notes
 
 
@@ -605,7 +605,7 @@ def steps(part: object, members: str) -> list[dict[str, Any]]:
     steps = part.get(members) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
     steps = [] if steps == [None] else steps
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise LeftOut("its steps are not a list of objects (tokenizer.json)")
+        raise Inexact("its steps are not a list of objects (tokenizer.json)")
     return steps
 
 
@@ -616,7 +616,7 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
         pieces: all words that are made of characters.
     """
     if sum(len(piece) ** 2 for piece in pieces) > _MAX_CUT:
-        raise LeftOut("its pieces are too long to be looked through (tokenizer.json)")
+        raise Inexact("its pieces are too long to be looked through (tokenizer.json)")
     scores: dict[str, float] = {}
     order: list[str] = []
     pairs: dict[tuple[str, str], None] = {}
@@ -627,7 +627,7 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
         if piece != last and piece in scores:
             between = order[order.index(piece) :]
             if len(set("".join(between))) > 1:
-                raise LeftOut(f"the merges of {piece!r} do not follow each other (tokenizer.json)")
+                raise Inexact(f"the merges of {piece!r} do not follow each other (tokenizer.json)")
             tied.update(between)
             scores |= dict.fromkeys(between, scores[piece])
         elif piece not in scores:
@@ -640,7 +640,7 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
         for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece))):
             joins = all(len(half) == 1 or half in scores for half in (left, right))
             if joins and (left, right) not in pairs:
-                raise LeftOut(f"no merge makes {piece!r} of {left!r} and {right!r}, llama.cpp does (tokenizer.json)")
+                raise Inexact(f"no merge makes {piece!r} of {left!r} and {right!r}, llama.cpp does (tokenizer.json)")
     return scores
 
 
@@ -652,7 +652,7 @@ def _check_ties(pairs: list[tuple[str, str]]) -> None:
     for _, same in groupby(pairs, key=lambda pair: pair[0][0]):
         run = list(same)
         if run != sorted(run, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
-            raise LeftOut(f"the merges of {''.join(run[0])!r} do not follow each other (tokenizer.json)")
+            raise Inexact(f"the merges of {''.join(run[0])!r} do not follow each other (tokenizer.json)")
 
 
 def _merges(merges: object) -> Iterator[tuple[str, str]]:
@@ -660,7 +660,7 @@ def _merges(merges: object) -> Iterator[tuple[str, str]]:
         halves = merge.split(" ") if isinstance(merge, str) else merge
         whole = isinstance(halves, list) and len(halves) == 2
         if not whole or not all(isinstance(half, str) and half for half in halves):
-            raise LeftOut("a merge is not two pieces (tokenizer.json)")
+            raise Inexact("a merge is not two pieces (tokenizer.json)")
         yield halves[0], halves[1]
 
 
@@ -690,7 +690,7 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tup
         check_text(token.content)
         number = token.number
         if number >= vocab_size:
-            raise LeftOut(f"token {token.content!r} has the id {number:,}, the embedding {vocab_size:,} rows")
+            raise Inexact(f"token {token.content!r} has the id {number:,}, the embedding {vocab_size:,} rows")
         control = token.special or looks_special(token)
         text, _, kind = rows[number]
         if control and (token.content in listed or kind not in (CONTROL, UNKNOWN) or text != token.content):
@@ -712,7 +712,7 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tup
 _SPACES = ("\t", "\n", "\r")
 
 
-def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Wordlist:
     """The words, with their scores.
 
     Raises:
@@ -720,16 +720,16 @@ def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size:
     """
     model = document["model"]
     if model.get("byte_fallback"):
-        raise LeftOut(f"its model {PIECES_FOR_BYTES} (tokenizer.json)")
+        raise Inexact(f"its model {PIECES_FOR_BYTES} (tokenizer.json)")
     charsmap = _charsmap(document.get("normalizer"))
     _check_cut(document.get("pre_tokenizer"))
     scores = _unigram_scores(model.get("vocab"))
     inside = next((piece for piece in scores if SPACE in piece[1:]), None)
     if inside is not None:
-        raise LeftOut(f"it cuts words before it takes pieces, and {inside!r} is of two words (tokenizer.json)")
+        raise Inexact(f"it cuts words before it takes pieces, and {inside!r} is of two words (tokenizer.json)")
     unknown = model.get("unk_id")
     if type(unknown) is not int or not 0 <= unknown < len(scores):
-        raise LeftOut("its model has no unknown token (tokenizer.json)")
+        raise Inexact("its model has no unknown token (tokenizer.json)")
     vocab = {piece: number for number, piece in enumerate(scores)}
     by_id, _, notes = words_of(files, vocab, vocab_size)
     rows: Rows = []
@@ -746,15 +746,15 @@ def _charsmap(normalizer: object) -> bytes:
     found = steps(normalizer, "normalizers")
     if [step.get("type") for step in found] != ["Precompiled"]:
         kinds = ", ".join(str(step.get("type")) for step in found) or "none"
-        raise LeftOut(f"its normalizer is no map of characters alone, but {kinds} (tokenizer.json)")
+        raise Inexact(f"its normalizer is no map of characters alone, but {kinds} (tokenizer.json)")
     text = found[0].get("precompiled_charsmap")
     try:
         charsmap = base64.b64decode(text if isinstance(text, str) else "", validate=True)
         kept = next((space for space in _SPACES if _mapped(charsmap, space.encode()) != b" "), None)
     except (binascii.Error, ValueError, IndexError, TypeError):  # of units that are cut off, cast raises the last
-        raise LeftOut("its map of characters is malformed (tokenizer.json)") from None
+        raise Inexact("its map of characters is malformed (tokenizer.json)") from None
     if kept is not None:
-        raise LeftOut(f"it cuts at {kept!r}, which its map of characters makes no space (tokenizer.json)")
+        raise Inexact(f"it cuts at {kept!r}, which its map of characters makes no space (tokenizer.json)")
     return charsmap
 
 
@@ -790,9 +790,9 @@ def _check_cut(pre_tokenizer: object) -> None:
         kind, scheme = step.get("type"), step.get("prepend_scheme", "always")
         spaces = kind == "Metaspace" and step.get("replacement") == SPACE and scheme == "always"
         if not (kind == "WhitespaceSplit" or (spaces and step.get("add_prefix_space") is not False)):
-            raise LeftOut(f"its pre-tokenizer is {kind!r} (tokenizer.json)")
+            raise Inexact(f"its pre-tokenizer is {kind!r} (tokenizer.json)")
     if [step.get("type") for step in found] != ["WhitespaceSplit", "Metaspace"]:
-        raise LeftOut("it does not cut at white space before it makes spaces pieces (tokenizer.json)")
+        raise Inexact("it does not cut at white space before it makes spaces pieces (tokenizer.json)")
 
 
 def _unigram_scores(vocab: object) -> dict[str, float]:
@@ -802,10 +802,10 @@ def _unigram_scores(vocab: object) -> dict[str, float]:
     for pair in pairs:
         piece, score = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
         if not isinstance(piece, str) or isinstance(score, bool) or not isinstance(score, int | float):
-            raise LeftOut("its vocabulary is no list of pieces and scores (tokenizer.json)")
+            raise Inexact("its vocabulary is no list of pieces and scores (tokenizer.json)")
         if not math.isfinite(score):
-            raise LeftOut(f"the score of {piece!r} is no number (tokenizer.json)")
+            raise Inexact(f"the score of {piece!r} is no number (tokenizer.json)")
         scores[piece] = float(score)
     if len(scores) < len(pairs) or not scores:
-        raise LeftOut("its vocabulary has a piece twice, or none (tokenizer.json)")
+        raise Inexact("its vocabulary has a piece twice, or none (tokenizer.json)")
     return scores

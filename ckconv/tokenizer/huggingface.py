@@ -13,13 +13,13 @@ from zlib import compress, decompress
 from ckconv.core.metadata import SideFile, array, scalar, side_file
 from ckconv.errors import is_text
 from ckconv.tokenizer.checkpoint import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
-from ckconv.tokenizer.gguf_words import Words, filled, words_of
+from ckconv.tokenizer.gguf_words import Wordlist, filled, words_of
 from ckconv.tokenizer.vocabulary import (
     BYTE_LEVEL,
     ENDS_BY_TEXT,
     KEEPS_SPACE,
     SPECIAL,
-    LeftOut,
+    Inexact,
     NotFaithful,
     Rules,
     TokenizerFiles,
@@ -419,7 +419,7 @@ def _theirs(token: str) -> str:
     return token[1:] if token.startswith(SPACE) else _CONTINUED + token
 
 
-def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Wordlist:
     """The words of a ``tokenizer.json``.
 
     Raises:
@@ -427,13 +427,13 @@ def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_siz
     """
     normalizer, model = document.get("normalizer"), document["model"]
     if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
-        raise LeftOut("its normalizer is not BERT's (tokenizer.json)")
+        raise Inexact("its normalizer is not BERT's (tokenizer.json)")
     if normalizer.get("clean_text") is not True or normalizer.get("handle_chinese_chars") is not True:
-        raise LeftOut("its normalizer keeps control characters or Chinese ones together (tokenizer.json)")
+        raise Inexact("its normalizer keeps control characters or Chinese ones together (tokenizer.json)")
     if document.get("pre_tokenizer") != {"type": "BertPreTokenizer"}:
-        raise LeftOut("its pre-tokenizer is not BERT's (tokenizer.json)")
+        raise Inexact("its pre-tokenizer is not BERT's (tokenizer.json)")
     if model.get("continuing_subword_prefix") != _CONTINUED:
-        raise LeftOut(f"its pieces do not begin with {_CONTINUED} (tokenizer.json)")
+        raise Inexact(f"its pieces do not begin with {_CONTINUED} (tokenizer.json)")
     by_id, added, notes = words_of(files, model.get("vocab"), vocab_size)
     rows = [(_ours(token) if kind == NORMAL else token, kind) for token, kind in filled(by_id, vocab_size)]
     lowercase, accents = normalizer.get("lowercase") is True, normalizer.get("strip_accents")
@@ -446,7 +446,7 @@ def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_siz
     }
     words = frozenset(token for token, kind in rows if kind != UNUSED)
     takes_off = metadata["tokenizer.ggml.normalizer.strip_accents"] == scalar("bool", True)
-    return Words(metadata, added, words, notes=(*notes, *((ACCENTS,) if takes_off else ())))
+    return Wordlist(metadata, added, words, notes=(*notes, *((ACCENTS,) if takes_off else ())))
 
 
 def _ours(token: str) -> str:

@@ -15,7 +15,7 @@ from ckconv.core.metadata import SETTINGS, TOKENIZER, as_read, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, missing_package
 from ckconv.system import limit_process
-from ckconv.tokenizer.vocabulary import LeftOut, encodable, equal_tokens, gguf_entries, huggingface_entries, value_in
+from ckconv.tokenizer.vocabulary import Inexact, encodable, equal_tokens, gguf_entries, huggingface_entries, value_in
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -58,7 +58,7 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
 
     try:
         return as_read(keys_of_words(tokenizer_files(index), vocab_size).metadata)
-    except LeftOut:
+    except Inexact:
         return {}
 
 
@@ -82,7 +82,7 @@ def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -
     from ckconv.tokenizer.checkpoint import added_tokens, tokenizer_files, words_of_document
 
     added = None
-    with suppress(LeftOut):
+    with suppress(Inexact):
         found = added_tokens(tokenizer_files(index), words_of_document(document))
         added = {token.content: token.number for token in found.values()}
     return huggingface_entries(document, vocab_size, added)
@@ -294,7 +294,7 @@ def abilities_of(template: str) -> Abilities:
     return Abilities(roles, system, bool(names & _TOOLS), thinking, "add_generation_prompt" in names)
 
 
-class Rendered(NamedTuple):
+class RenderedSample(NamedTuple):
     """A sample as the template writes it, or why it does not."""
 
     sample: str
@@ -302,7 +302,7 @@ class Rendered(NamedTuple):
     error: str
 
 
-def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
+def render(template: str, tokens: Mapping[str, str]) -> Iterator[RenderedSample]:
     """Render the samples in jinja2's sandbox.
 
     Each has a process of its own, with limits of time and memory.
@@ -327,7 +327,7 @@ def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
             found = json.loads(done.stdout) if done.returncode == 0 else {"error": _end(done)}
         except TimeoutExpired:
             found = {"error": f"it takes more than {_SECONDS} seconds"}
-        yield Rendered(name, found.get("text", ""), found.get("error", ""))
+        yield RenderedSample(name, found.get("text", ""), found.get("error", ""))
 
 
 def _end(done: CompletedProcess[str]) -> str:

@@ -660,7 +660,7 @@ class TokenizerFiles(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-class LeftOut(Exception):
+class Inexact(Exception):
     """Why a tokenizer cannot be said faithfully."""
 
 

@@ -26,10 +26,10 @@ from ckconv.core.tensors import (
     Checksum,
     Extent,
     MetadataKind,
-    Named,
     Role,
     Tensor,
     TensorIndex,
+    TensorsByName,
     in_rows_of,
     is_bias,
     parse,
@@ -44,7 +44,7 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, Progress, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, canonical_pieces, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
-from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
+from ckconv.quant.convert import Action, Conversion, QuantSettings, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.verification.content import engine_row, is_named
 from ckconv.verification.documents import unasked_differences
@@ -176,7 +176,7 @@ class _Rows:
         rows, made = theirs.rows(start, stop), []
         for one, other, importance in self._by_expert(start, stop):
             weighed = importance is not None and self.conversion.quantizes
-            how = self.conversion._replace(quantizing=Quantizing(importance)) if weighed else self.conversion
+            how = self.conversion._replace(quantizing=QuantSettings(importance)) if weighed else self.conversion
             made.append(how.apply(rows[one - start : other - start]))
         return self._compared(_together(made), mine.rows(start, stop), start)
 
@@ -372,7 +372,7 @@ def check_checksums(
         )
 
 
-class Soundness(Digests):
+class SourceChecksum(Digests):
     """Whether a source that stores its own checksum has it.
 
     A damaged source is named as the cause, whatever else is found to be wrong because of it.
@@ -788,7 +788,7 @@ def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
     """
     others, dropped = index.unnamed, _no_part(index)
     if not (index.tensors or dropped or index.packed):
-        return Named(index.unknown, before="\0")
+        return TensorsByName(index.unknown, before="\0")
     unnamed = {f"\0{name}": tensor for name, tensor in others.items()}
     own = index.tensors
     if not (index.config or index.tower or index.adapter):  # names of no family: the other file's may be unknown

@@ -82,7 +82,7 @@ _MERGES = rb'(?<!\\)"merges"\s*:\s*\['
 _ITEMS = rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+'
 
 
-class Words(NamedTuple):
+class Tokens(NamedTuple):
     """The tokenizer of a model; ``None`` and empty where nothing is said.
 
     Attributes:
@@ -152,7 +152,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) ->
 # -- Words ------------------------------------------------------------------------------------------------------------
 
 
-def _words_of(index: TensorIndex, document: Mapping[str, Any], *, merges: bool = True) -> Words | None:
+def _words_of(index: TensorIndex, document: Mapping[str, Any], *, merges: bool = True) -> Tokens | None:
     """The tokenizer of a model, ``None`` where that is not read here.
 
     Args:
@@ -195,7 +195,7 @@ def templates_of(files: Mapping[str, Any]) -> dict[str, str]:
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
 
 
-def _of_checkpoint(out: TensorIndex, ours: Words, source: TensorIndex, document: Mapping[str, Any]) -> Iterator[Fact]:
+def _of_checkpoint(out: TensorIndex, ours: Tokens, source: TensorIndex, document: Mapping[str, Any]) -> Iterator[Fact]:
     """Faults of keys other than words that were made of documents."""
     files = beside(source)
     templates = templates_of(files)
@@ -355,7 +355,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _words_of_keys(index: TensorIndex) -> Words:
+def _words_of_keys(index: TensorIndex) -> Tokens:
     lists = {
         name: stored_value(index, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "scores", "merges")
     }
@@ -364,7 +364,7 @@ def _words_of_keys(index: TensorIndex) -> Words:
         for name in ("tokens", "token_type", "scores")
     )
     kind = needed()["kinds"].get(stored_value(index, "tokenizer.ggml.model"), {})
-    return Words(
+    return Tokens(
         tokens,
         None if kind.get("flags") else lists["merges"],  # which llama.cpp reads of no such kind
         scores,
@@ -388,7 +388,7 @@ def _of_two_files(files: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": {"vocab": added, "merges": merges}}
 
 
-def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merges: bool) -> Words | None:
+def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merges: bool) -> Tokens | None:
     files = beside(index)
     model = document.get("model")
     if not isinstance(model, dict):
@@ -420,7 +420,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     if isinstance(merged, list):
         with suppress(TypeError):  # of what is no pair of words
             pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged]
-    return Words(
+    return Tokens(
         tokens,
         pairs,
         scores,
@@ -432,7 +432,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     )
 
 
-def _with_pieces(words: Words | None, source: TensorIndex, rows: int) -> Words | None:
+def _with_pieces(words: Tokens | None, source: TensorIndex, rows: int) -> Tokens | None:
     """Words with the scores of a SentencePiece model, or its own."""
     files = beside(source)
     name = next((name for name in _MODELS if name in files), "")
@@ -445,7 +445,7 @@ def _with_pieces(words: Words | None, source: TensorIndex, rows: int) -> Words |
         read = {number: piece for number, piece in pieces if piece[2] and str(number) not in others}
         tokens = {number: text for number, (text, _, _) in read.items()}
         scores = {number: score for number, (_, score, kind) in read.items() if kind == _NORMAL}
-        return Words(tokens, scores=scores, roles=_roles(source, files, tokens))
+        return Tokens(tokens, scores=scores, roles=_roles(source, files, tokens))
     added = words.special | words.users
     left, scores = len(words.tokens.keys() - added), {}
     for number, (text, score, kind) in pieces:
@@ -545,7 +545,7 @@ def _roles(
     return found
 
 
-def _of_words(ours: Words, theirs: Words, *, typed: bool, model: Any) -> Iterator[Fact]:
+def _of_words(ours: Tokens, theirs: Tokens, *, typed: bool, model: Any) -> Iterator[Fact]:
     prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or theirs.types
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
@@ -580,7 +580,7 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool, model: Any) -> Iterato
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number), idle=idle)
 
 
-def _is_spelled_alike(found: str, meant: str, number: int, theirs: Words) -> bool:
+def _is_spelled_alike(found: str, meant: str, number: int, theirs: Tokens) -> bool:
     """Whether two formats have one word, each in the spelling of its own.
 
     A GGUF has a user's tokens with spaces (``_create_vocab_sentencepiece`` and ``get_vocab_base`` of llama.cpp's
@@ -627,7 +627,7 @@ def _of_documents(files: Mapping[str, Path], documents: Mapping[str, Mapping[str
 class _Keys:
     """Tokenizer of a GGUF by its keys, or by the defaults of llama.cpp."""
 
-    def __init__(self, source: TensorIndex, words: Words) -> None:
+    def __init__(self, source: TensorIndex, words: Tokens) -> None:
         self._source, self.words = source, words
         model, table = str(self.value("model", "")), needed()["adds"]
         self.kind: Mapping[str, Any] = needed()["kinds"].get(model, {})
@@ -872,7 +872,7 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
             break
 
 
-def _of_made_merges(path: Path, words: Words) -> Iterator[Fact]:
+def _of_made_merges(path: Path, words: Tokens) -> Iterator[Fact]:
     """Faults of merges that make pieces, of their order and halves."""
     numbers = {text: number for number, text in words.tokens.items()}
     scores, last, count = words.scores, float("inf"), 0

@@ -34,7 +34,7 @@ from ckconv.core.layouts import (
     plain,
 )
 from ckconv.core.metadata import beside, document_of
-from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
+from ckconv.core.tensors import PackedMatrix, Role, Tensor, TensorIndex
 from ckconv.families.adapters import Change, changes_of
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
@@ -329,7 +329,7 @@ def _packed(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, An
 
 
 def _module(
-    packed: Packed, scheme: Scheme, rows: Index, columns: int, files: Files, settings: Mapping[str, Any]
+    packed: PackedMatrix, scheme: Scheme, rows: Index, columns: int, files: Files, settings: Mapping[str, Any]
 ) -> Doubles | None:
     """Rows of one matrix, out of its arrays."""
     arrays: list[Rows | None] = []

@@ -102,7 +102,7 @@ class Circuit(NamedTuple):
     full_logits: tuple[str, ...]
 
 
-class Age(NamedTuple):
+class Release(NamedTuple):
     """An age.
 
     Attributes:
@@ -150,7 +150,7 @@ class Age(NamedTuple):
 
 
 @cache
-def ages() -> Mapping[str, Age]:
+def ages() -> Mapping[str, Release]:
     """Every age by name, the oldest first.
 
     Raises:
@@ -163,13 +163,13 @@ def ages() -> Mapping[str, Age]:
 class _Reader(Fields):
     """Strict: a field or type that there is not is an error."""
 
-    def age(self) -> Age:
+    def age(self) -> Release:
         table = table_of(self.path)
         self.where = "the file"
         row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
         older = self._part(table, "bump3", frozenset({"codes", "types"}))
         newer = self._part(table, "bump5", _OF_BUMP5)
-        return Age(
+        return Release(
             self.path.stem,
             str(row["title"]),
             str(row["month"]),
@@ -302,7 +302,7 @@ KEY = "ckconv_engines"
 FAMILY_KEY = "ckconv_family"
 
 
-def age_of(options: Options) -> Age:
+def age_of(options: Options) -> Release:
     """The age whose rules hold."""
     return ages()[options.engine or DEFAULT]
 
@@ -312,7 +312,7 @@ def numbering(options: Options) -> str:
     return options.dtype_codes or (age_of(options).codes if options.engine else "") or "v3"
 
 
-class Made(NamedTuple):
+class FileFacts(NamedTuple):
     """Facts of a bump file that decide which engines compute it right.
 
     Attributes:
@@ -344,14 +344,14 @@ class Made(NamedTuple):
         return {**{slot: sorted(found) for slot, found in words.items()}, "rope_layout": self.rope_layout}
 
 
-def elsewhere(age: Age, fault: Callable[[Age], object]) -> str:
+def elsewhere(age: Release, fault: Callable[[Release], object]) -> str:
     """Hint that an engine of another age has no such fault; or empty."""
     right = [f"--engine {other.name}" for other in ages().values() if other is not age and 5 in other.versions]
     right = [flag for flag in right if not fault(ages()[flag.rpartition(" ")[2]])]
     return f"{' and '.join(right)} {'computes' if len(right) == 1 else 'compute'} it" if right else ""
 
 
-def no_circuit(age: Age, name: str) -> str:
+def no_circuit(age: Release, name: str) -> str:
     """Why no file with this template is right; empty where some are."""
     circuit = age.circuits.get(name)
     if circuit is None:
@@ -359,12 +359,12 @@ def no_circuit(age: Age, name: str) -> str:
     return f"the engine of {age.title} computes {name} wrong: {circuit.wrong}" if circuit.wrong else ""
 
 
-def no_kernel(age: Age, dtype: str, slot: str) -> bool:
+def no_kernel(age: Release, dtype: str, slot: str) -> bool:
     """A matrix of this type is not computed right."""
     return dtype not in age.anywhere and (slot == "token_emb" or dtype not in age.projections)
 
 
-def conditions(age: Age, made: Made) -> Iterator[Reason]:
+def conditions(age: Release, made: FileFacts) -> Iterator[Reason]:
     """Conditions of a template that the model does not meet."""
     circuit = age.circuits.get(made.circuit)
     for needed in (*made.right_if, *(circuit.right_if if circuit else ())):
@@ -373,7 +373,7 @@ def conditions(age: Age, made: Made) -> Iterator[Reason]:
             yield Reason(sentence, needed.way_out(made.scope))
 
 
-def _type_faults(age: Age, made: Made) -> Iterator[str]:
+def _type_faults(age: Release, made: FileFacts) -> Iterator[str]:
     """Matrices computed wrong though the age has a kernel for their type."""
     circuit = age.circuits.get(made.circuit)
     if circuit is not None and circuit.types:
@@ -392,19 +392,19 @@ def _type_faults(age: Age, made: Made) -> Iterator[str]:
         yield f"the engine of {age.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
 
 
-def doubled_biases(age: Age, made: Made) -> list[str]:
+def doubled_biases(age: Release, made: FileFacts) -> list[str]:
     """Biases that an age adds twice, as their matrices are floats."""
     floats = (slot for slot, dtype in made.types.items() if dtype.block == 1)
     return [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
 
 
-def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
+def mixes_of(age: Release, circuit: str) -> tuple[Mix, ...]:
     """Types that an age cannot compute side by side, in this circuit."""
     found = age.circuits.get(circuit)
     return found.mixes if found and found.mixes else age.mixes
 
 
-def mixed(age: Age, made: Made) -> list[tuple[str, str]]:
+def mixed(age: Release, made: FileFacts) -> list[tuple[str, str]]:
     """First wrong matrix of every layer, and its neighbor if that is why."""
     layers: dict[str, dict[str, str]] = {}
     for slot, dtype in made.types.items():
@@ -418,20 +418,20 @@ def mixed(age: Age, made: Made) -> list[tuple[str, str]]:
     return found
 
 
-def _bias(age: Age, slot: str) -> str:
+def _bias(age: Release, slot: str) -> str:
     """The slot of the bias that is added twice beside floats; empty for none."""
     layer, dot, matrix = slot.rpartition(".")
     return f"{layer}{dot}{age.added_twice[matrix]}" if matrix in age.added_twice else ""
 
 
-def _fragments(age: Age, made: Made) -> Iterator[Fragment]:
+def _fragments(age: Release, made: FileFacts) -> Iterator[Fragment]:
     circuit = age.circuits.get(made.circuit)
     for fragment in (*age.fragments, *(circuit.fragments if circuit else ())):
         if fragment.needed.value(made.words):
             yield fragment
 
 
-def needed_template(made: Made) -> dict[str, Any]:
+def needed_template(made: FileFacts) -> dict[str, Any]:
     """Template keys that any age needs; the other ages ignore them."""
     template: dict[str, Any] = {}
     for age in ages().values():
@@ -440,39 +440,39 @@ def needed_template(made: Made) -> dict[str, Any]:
     return template
 
 
-def _template_faults(age: Age, made: Made) -> Iterator[str]:
+def _template_faults(age: Release, made: FileFacts) -> Iterator[str]:
     """Keys of the manifest's template that contradict the file."""
     for fragment in _fragments(age, made):
         if all(lacks(made.template, one) for one in (fragment.template, *fragment.others)):
             yield f"the template's {lacks(made.template, fragment.template)}"
 
 
-def later_faults(age: Age, made: Made) -> Iterator[str]:
+def later_faults(age: Release, made: FileFacts) -> Iterator[str]:
     """Faults that show once every slot has its type."""
     yield from _type_faults(age, made)
     yield from _template_faults(age, made)
 
 
-def remains_wrong(age: Age, made: Made) -> bool:
+def remains_wrong(age: Release, made: FileFacts) -> bool:
     """Whether a model stays wrong for an age even with types widened."""
     return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
 
 
-def _faults(age: Age, made: Made) -> Iterator[object]:
+def _faults(age: Release, made: FileFacts) -> Iterator[object]:
     yield no_circuit(age, made.circuit)
     yield from conditions(age, made)
     yield from later_faults(age, made)
     yield from _without_kernel(age, made)
 
 
-def _without_kernel(age: Age, made: Made) -> Iterator[str]:
+def _without_kernel(age: Release, made: FileFacts) -> Iterator[str]:
     """Matrices of types that the age computes nowhere, or not there."""
     for slot, dtype in made.types.items():
         if no_kernel(age, dtype.name, slot):
             yield slot
 
 
-def right(made: Made) -> tuple[str, ...]:
+def right(made: FileFacts) -> tuple[str, ...]:
     """The ages whose engine computes the file right."""
     return tuple(age.name for age in ages().values() if made.version in age.versions and not any(_faults(age, made)))
 
@@ -483,7 +483,7 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
     Args:
         types: slot -> type of every matrix.
     """
-    made = Made(5, circuit, {}, (), types, frozenset(), "")
+    made = FileFacts(5, circuit, {}, (), types, frozenset(), "")
     return tuple(
         name
         for name in names
@@ -518,7 +518,7 @@ def table_of_types() -> dict[str, dict[str, str]]:
     return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
 
 
-def _place(age: Age, dtype: DType) -> str:
+def _place(age: Release, dtype: DType) -> str:
     if dtype.name in age.anywhere or (not age.anywhere and dtype.name in age.older):
         return "everywhere"
     if dtype.name in age.projections:
@@ -560,7 +560,7 @@ def _mix_in_words(mix: Mix) -> str:
     return f"{slots} of {types} beside {', '.join(mix.beside)} of {others}"
 
 
-def _said_of(age: Age, name: str, told: Family) -> str:
+def _said_of(age: Release, name: str, told: Family) -> str:
     if no_circuit(age, told.gguf):
         return "refused"
     condition = f" ({age.conditions[name]})" if name in age.conditions else ""

@@ -135,7 +135,7 @@ def slots_named(manifest: Manifest, table: slots.SlotTable, num_layers: int) -> 
     return resolved, sentences
 
 
-def relocated(placed: list[slots.Placed], manifest: Manifest, path: Path) -> list[slots.Placed]:
+def relocated(placed: list[slots.PlacedTensor], manifest: Manifest, path: Path) -> list[slots.PlacedTensor]:
     """The placed slots that have an entry, at the entry's offset.
 
     Raises:
@@ -145,7 +145,7 @@ def relocated(placed: list[slots.Placed], manifest: Manifest, path: Path) -> lis
     sizes: dict[str, int] = {}
     for item in placed:
         sizes[item.slot_name] = sizes.get(item.slot_name, 0) + item.nbytes
-    found: list[slots.Placed] = []
+    found: list[slots.PlacedTensor] = []
     at: dict[str, int] = {}
     for item in placed:
         entry = manifest.entries.get(item.slot_name)
@@ -367,12 +367,12 @@ def check_room(path: Path, table: slots.SlotTable, g: slots.Geometry, size: int 
         )
 
 
-def misfit(placed: list[slots.Placed]) -> slots.Placed | None:
+def misfit(placed: list[slots.PlacedTensor]) -> slots.PlacedTensor | None:
     """The first tensor whose rows are not whole blocks."""
     return next((p for p in placed if p.layout.cols % p.dtype.block or p.layout.stored_cols % p.dtype.block), None)
 
 
-def misfit_error(path: Path, item: slots.Placed) -> InputError:
+def misfit_error(path: Path, item: slots.PlacedTensor) -> InputError:
     """Error for a tensor whose rows are not whole blocks."""
     return InputError(
         "bump.dtype-table",
@@ -382,7 +382,7 @@ def misfit_error(path: Path, item: slots.Placed) -> InputError:
     )
 
 
-def extent_error(path: Path, placed: list[slots.Placed], size: int) -> InputError:
+def extent_error(path: Path, placed: list[slots.PlacedTensor], size: int) -> InputError:
     """Error for a payload that ends at byte ``size``, not at its last slot's."""
     end = placed[-1].offset + placed[-1].nbytes
     for item in placed:
@@ -405,7 +405,7 @@ def extent_error(path: Path, placed: list[slots.Placed], size: int) -> InputErro
     )
 
 
-def tensors_of(path: Path, placed: Iterable[slots.Placed]) -> dict[str, Any]:
+def tensors_of(path: Path, placed: Iterable[slots.PlacedTensor]) -> dict[str, Any]:
     """Fields of an index about tensors that are stored under canonical names."""
     tensors = {item.canonical: item.tensor(path) for item in placed}
     stored = tuple(item.stored(path) for item in placed)

@@ -17,7 +17,7 @@ from ckconv.families.names import GGUF, names_of, part_hint
 from ckconv.formats.bump import slots
 from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, no_epsilon, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
-from ckconv.plan.quantizing import Matrix, Placed, Quantized
+from ckconv.plan.quantizing import GgufTensor, Matrix, TypePlan
 from ckconv.plan.steps import OutputFile, Plan, Step, decoding_hint
 from ckconv.quant.convert import Conversion, decodable, side_by_side, writable
 from ckconv.quant.packed import scheme_of
@@ -329,10 +329,10 @@ class BumpPlanner(Planner):
             if held is not None:
                 parts.setdefault(with_layer(held.pattern, layer), []).append(tensor)
         placed = [
-            Placed(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
+            GgufTensor(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
             for name, own in parts.items()
         ]
-        self.quantized = Quantized(self, placed, self.config, f16=False)  # which no engine computes
+        self.quantized = TypePlan(self, placed, self.config, f16=False)  # which no engine computes
         self.importance = self.quantized.importance(placed)
         self._named = {part.name: item.matrix.name for item in placed for part in item.parts}
         types = self.quantized.types

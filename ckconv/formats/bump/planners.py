@@ -27,14 +27,14 @@ from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_o
 _AUTO = (3, 5)
 
 
-class PlanOf(Protocol):
+class VersionPlanner(Protocol):
     """Plans for a version."""
 
     def __call__(self, version: int, *, only_reasons: bool = False) -> Plan:
         """The plan; with ``only_reasons``, without steps."""
 
 
-def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
+def choose(index: TensorIndex, options: Options, plan_of: VersionPlanner) -> Plan:
     """Plan of the version that is asked for, or the first that fits the model."""
     if options.trainable:
         return _leading(plan_of(0))
@@ -354,7 +354,7 @@ class Bump5Planner(BumpPlanner):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         self.age = ages.age_of(options)
-        self._made: ages.Made | None = None
+        self._made: ages.FileFacts | None = None
         self._elsewhere: dict[str, str] = {}
         # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
         self.present = set(sizes.used(self.family, slots.TEMPLATED))
@@ -393,7 +393,7 @@ class Bump5Planner(BumpPlanner):
             if others := sorted(there - allowed):
                 self.refuse(f"{self.own.name} goes to bump {self.version} only without {and_more(others)}")
 
-    def _computed_by(self, fault: Callable[[ages.Age], object]) -> str:
+    def _computed_by(self, fault: Callable[[ages.Release], object]) -> str:
         """Hint at ages without a fault whose templates fit the model."""
         made, there = self._to_judge({}), self._to_judge(self._stay_floats())._replace(biased=self._biased())
         faults = (fault, lambda age: [*ages.conditions(age, made)], lambda age: ages.doubled_biases(age, there))
@@ -408,13 +408,13 @@ class Bump5Planner(BumpPlanner):
         }
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
-    def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
+    def _to_judge(self, types: Mapping[str, DType]) -> ages.FileFacts:
         scope = {
             **parameters.scope_of(self.own, replace(self.config, family=self.own.name)),
             "context": self.geometry.context,
         }
         right_if = self.own_row.right_if if self.own_row else ()
-        return ages.Made(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
+        return ages.FileFacts(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
 
     def _slides(self) -> bool:
         return self.row is not None and "window" in self.row.reads
@@ -430,7 +430,7 @@ class Bump5Planner(BumpPlanner):
     def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
 
-        def wrong(age: ages.Age) -> bool:
+        def wrong(age: ages.Release) -> bool:
             return ages.no_kernel(age, source.name, slot.name)
 
         if not wrong(self.age):
@@ -451,7 +451,7 @@ class Bump5Planner(BumpPlanner):
             self.refuse(why, "; ".join(filter(None, self._ways_out(made))))
         self._made = made
 
-    def _ways_out(self, made: ages.Made) -> Iterator[str]:
+    def _ways_out(self, made: ages.FileFacts) -> Iterator[str]:
         """Flags with which the engine computes the model."""
 
         def right(types: Mapping[str, DType]) -> bool:
@@ -518,7 +518,7 @@ class Bump5Planner(BumpPlanner):
         right = ages.right(self._made)
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"], right)
         self.notes.append(ages.said(right))
-        facts = documents.Facts(
+        facts = documents.DocumentFacts(
             config=self.config,
             geometry=self.geometry,
             steps=steps,

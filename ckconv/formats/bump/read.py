@@ -66,7 +66,7 @@ from ckconv.formats.bump.header import (
 )
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
 from ckconv.io.files import ByteSource, open_source
-from ckconv.plan.steps import Along, Plan
+from ckconv.plan.steps import Globs, Plan
 from ckconv.tokenizer.vocabulary import MERGE_BYTES
 
 # -- Find the layout of a bump 4 or 5 file, its slots and their places -------------------------------------------------
@@ -83,7 +83,7 @@ _TYPES = {word: DTYPES[name] for name, word in slots.TYPE_WORDS.items()}
 _PIECE = 1 << 16
 
 
-class Resolved(NamedTuple):
+class Variant(NamedTuple):
     """A layout with everything it leaves open decided.
 
     Attributes:
@@ -109,7 +109,7 @@ class Resolved(NamedTuple):
 
     def place(
         self, *, interleaved: bool = False, family: Family | None = None, parameters: Mapping[str, Any] | None = None
-    ) -> list[slots.Placed]:
+    ) -> list[slots.PlacedTensor]:
         """Every stored slot.
 
         Raises:
@@ -130,7 +130,7 @@ class Resolved(NamedTuple):
 
 def resolve(
     path: Path, source: ByteSource, file: Bump5File, manifest: Manifest | None, expected: frozenset[str]
-) -> Resolved:
+) -> Variant:
     """Decide what the file leaves open.
 
     Args:
@@ -166,7 +166,7 @@ def resolve(
     raise code_error(path, table, file.codes, file.header.num_layers, file.start - len(file.codes))
 
 
-def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
+def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Variant:
     layers = file.header.num_layers
     refused: list[list[str]] = []
     for flavour in file.flavours:
@@ -188,7 +188,7 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
             slot.name: manifest.entries[slot.name].nbytes for slot in slots.CONTENT if slot.name in manifest.entries
         }
         choices = [
-            Resolved(path, flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
+            Variant(path, flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
             for numbering, types in ([(flavour.numberings[0], worded)] if worded else _numbered(flavour, table, file))
         ]
         for choice in choices:
@@ -230,7 +230,7 @@ def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterat
             yield f"{MANIFEST_NAME}: {name} has {found:,} bytes, the file's header makes it {nbytes:,}"
 
 
-def _agrees(choice: Resolved, slot: str) -> bool:
+def _agrees(choice: Variant, slot: str) -> bool:
     assert choice.manifest is not None
     entry = choice.manifest.entries.get(slot)
     return entry is None or slot in choice.content or entry.dtype == slots.TYPE_WORDS.get(choice.types[slot].name)
@@ -276,21 +276,21 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[frozenset[str]]:
 
 def _by_size(
     path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: frozenset[str], expected: frozenset[str]
-) -> Iterator[Resolved]:
+) -> Iterator[Variant]:
     """Likeliest layout for each numbering: the first of the file's size."""
     keys = {slots.key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
     if not expected.issuperset(_QK_NORM):
         norms.reverse()
     for numbering, types in _numbered(flavour, slots.with_optional(flavour.slots, coded | keys), file):
-        made: list[Resolved] = []
+        made: list[Variant] = []
         for present in norms:
             nbytes = _payload_bytes(slots.with_optional(flavour.slots, coded | present), file.geometry, types)
             room = file.end - file.start - nbytes
             for content in _contents(source, file, flavour, keys, types, room):
                 table = slots.with_optional(flavour.slots, coded | present | content.keys())
                 total = nbytes + sum(content.values())
-                made.append(Resolved(path, flavour, numbering, table, file.geometry, types, content, file.start, total))
+                made.append(Variant(path, flavour, numbering, table, file.geometry, types, content, file.start, total))
         yield next((choice for choice in made if choice.nbytes == file.end - file.start), made[0])
 
 
@@ -393,7 +393,7 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     return bytes(plan.contents().keys["dtype table"]) == bytes(out.facts["codes"]) and plan.rope_layout == layout
 
 
-def takes_along(plan: Plan, directory: Path) -> Along:
+def takes_along(plan: Plan, directory: Path) -> Globs:
     """Files that the engine reads along with the output.
 
     Unless another bump file there may need them.
@@ -402,9 +402,9 @@ def takes_along(plan: Plan, directory: Path) -> Along:
     the weights.
     """
     if not plan.files:  # refused
-        return Along()
+        return Globs()
     name = directory / plan.files[0].name
-    return Along(documents=tuple(d for d in (MANIFEST_NAME, sidefiles.MAP_NAME) if not sidefiles.other_bumps(name, d)))
+    return Globs(documents=tuple(d for d in (MANIFEST_NAME, sidefiles.MAP_NAME) if not sidefiles.other_bumps(name, d)))
 
 
 def configured(directory: Path) -> list[str]:
@@ -502,7 +502,7 @@ def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
 
 def _resolve_codes(
     path: Path, codes: bytes, g: slots.Geometry, size: int | None, *, interleaved: bool
-) -> tuple[str, list[slots.Placed]]:
+) -> tuple[str, list[slots.PlacedTensor]]:
     """Which of the two numberings the table is in, and what it places.
 
     Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
@@ -510,9 +510,9 @@ def _resolve_codes(
     """
     check_room(path, slots.TABLES["3"], g, size)
     start = slots.HEADER_BYTES + slots.TABLE_LENGTH.size
-    fitting: dict[str, list[slots.Placed]] = {}
-    plausible: dict[str, list[slots.Placed]] = {}
-    cut: slots.Placed | None = None
+    fitting: dict[str, list[slots.PlacedTensor]] = {}
+    plausible: dict[str, list[slots.PlacedTensor]] = {}
+    cut: slots.PlacedTensor | None = None
     for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
         types = types_of(slots.TABLES["3"], codes, g.num_layers, numbering)
         if types is None:

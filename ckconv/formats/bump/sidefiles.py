@@ -152,7 +152,7 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
     return replace(model, local_rope_theta=local or None, layer_types=slots.periodic(model.num_layers, period))
 
 
-class Described(ConfigSource):
+class EngineConfig(ConfigSource):
     """The engine's own configuration as the rows of a family read it."""
 
     format = "bump"
@@ -165,7 +165,7 @@ def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> Mode
     if not own:
         return model
     given = {name: value for name, value in model.scope.items() if name not in own}
-    values = Values(family, Described(config), given=given)
+    values = Values(family, EngineConfig(config), given=given)
     try:
         fields = {FIELD_OF[name]: values[name] for name in own if name in FIELD_OF}
         return replace(model, **fields, own={name: values[name] for name in family.own})
@@ -322,7 +322,7 @@ def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> s
         coded: bytes of the file's dtype table, which have to be that table's.
     """
     for family in families_of_gguf(str(config.get("model"))):
-        values = Values(family, Described(config), given={"layers": num_layers})
+        values = Values(family, EngineConfig(config), given={"layers": num_layers})
         try:
             table = table_of(family, values)
         except (ParameterError, ExpressionError, LookupError, TypeError):

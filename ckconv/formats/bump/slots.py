@@ -488,7 +488,7 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
 _VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v_vector", "ffn_vector"})
 
 
-class Placed(NamedTuple):
+class PlacedTensor(NamedTuple):
     """Placed tensor of a bump file.
 
     Attributes:
@@ -542,7 +542,7 @@ def place(
     family: schema.Family | None = None,
     content: Mapping[str, int] | None = None,
     parameters: Mapping[str, Any] | None = None,
-) -> list[Placed]:
+) -> list[PlacedTensor]:
     """Lay all slots out back to back from byte ``start``.
 
     Args:
@@ -552,7 +552,7 @@ def place(
         content: bytes of each tokenizer slot in the table, by name.
         parameters: of the model, for slots of the family's own.
     """
-    placed: list[Placed] = []
+    placed: list[PlacedTensor] = []
     kinds: dict[tuple[Part, DType], _Kind] = {}
     offset = start
     for slot, layer in slots_of(table, g.num_layers):
@@ -569,7 +569,7 @@ def place(
                 (part, dtype), _kind(part, dtype, g, interleaved, family, parameters or {})
             )
             canonical = with_layer(part.canonical, layer)
-            placed.append(Placed(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
+            placed.append(PlacedTensor(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
             offset += kind.nbytes
     return placed
 
@@ -600,10 +600,10 @@ def _kind(
     return _Kind(shifted(layout, shift) if shift else layout, shape, dtype.nbytes(layout.elements))
 
 
-def _place_content(slot: Slot, offset: int, nbytes: int) -> Placed:
+def _place_content(slot: Slot, offset: int, nbytes: int) -> PlacedTensor:
     dtype = DTYPES[slot.content]
     elements = nbytes // dtype.size
-    return Placed(slot, slot.name, "", dtype, (elements,), plain(elements, 1), offset, nbytes)
+    return PlacedTensor(slot, slot.name, "", dtype, (elements,), plain(elements, 1), offset, nbytes)
 
 
 # Families with layers that slide in bump 5: the engine rotates all layers by one base, and slides in all of them.

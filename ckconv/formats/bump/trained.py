@@ -22,7 +22,7 @@ from typing import Any
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.layouts import F32, DType
 from ckconv.core.options import Options
-from ckconv.core.tensors import EMBEDDING, HEAD, Dropped, Extent, StoredTensor, TensorIndex, parse
+from ckconv.core.tensors import EMBEDDING, HEAD, DroppedTensor, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.schema import Family
@@ -244,7 +244,7 @@ def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start
         )
 
 
-def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.Placed]) -> None:
+def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.PlacedTensor]) -> None:
     """Check a manifest's shapes, which byte counts alone do not determine."""
     rows: dict[str, list[int]] = {}
     for item in placed:
@@ -265,14 +265,14 @@ def _words(shape: object) -> str:
     return str(shape) if whole else shown(shape)
 
 
-def _without_a_place(source: ByteSource, placed: list[slots.Placed], family: Family) -> list[str]:
+def _without_a_place(source: ByteSource, placed: list[slots.PlacedTensor], family: Family) -> list[str]:
     """Biases that the family's class never has, and that are not zero."""
     possible = always(family, "hf").union(*switches(family).values())
     foreign = (item for item in placed if item.slot.zero_if_absent and parse(item.canonical).pattern not in possible)
     return [item.slot_name for item in foreign if any(source.read_whole(item.offset, item.nbytes))]
 
 
-def _dropped(path: Path, manifest: header.Manifest, name: str) -> Dropped:
+def _dropped(path: Path, manifest: header.Manifest, name: str) -> DroppedTensor:
     entry = manifest.entries[name]
     reason = "state of a parity harness" if name.startswith(_HARNESS) else "the runtime of this family does not use it"
     if entry.dtype != "fp32" or entry.nbytes % F32.size:
@@ -283,7 +283,7 @@ def _dropped(path: Path, manifest: header.Manifest, name: str) -> Dropped:
             tensor=name,
         )
     stored = StoredTensor(name, F32, (entry.nbytes // F32.size,), Extent(path, entry.offset, entry.nbytes))
-    return Dropped(stored, reason)
+    return DroppedTensor(stored, reason)
 
 
 # -- Plans of what the engine trains -----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ckconv.plan.steps import Container, Frame, Step
 # alone and fills what its ``config`` lacks from ``config.json``.
 
 
-class Facts(NamedTuple):
+class DocumentFacts(NamedTuple):
     """Facts that the documents are made of.
 
     Attributes:
@@ -82,7 +82,7 @@ def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def manifest(facts: Facts) -> dict[str, Any]:
+def manifest(facts: DocumentFacts) -> dict[str, Any]:
     """``weights_manifest.json``."""
     row = facts.family.engines.get(slots.TEMPLATED)
     names = {step.target.name for step in facts.steps if step.source is not None}
@@ -113,7 +113,7 @@ def manifest(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _config(facts: Facts) -> dict[str, Any]:
+def _config(facts: DocumentFacts) -> dict[str, Any]:
     c, g = facts.config, facts.geometry
     return {
         "model": facts.family.gguf,
@@ -154,7 +154,7 @@ def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
     return summary
 
 
-def _template(facts: Facts) -> dict[str, Any]:
+def _template(facts: DocumentFacts) -> dict[str, Any]:
     """Template to embed; a given one is made to name an untied head."""
     template = merged(facts.fragment, facts.template or {})
     if facts.tied or facts.template is None:
@@ -172,7 +172,7 @@ def _hyperparameters(config: ModelConfig, g: slots.Geometry) -> dict[str, Any]:
     return {theirs: said[ours] for ours, theirs in header.HUGGINGFACE_KEYS.items() if ours in said}
 
 
-def config_json(facts: Facts) -> dict[str, Any]:
+def config_json(facts: DocumentFacts) -> dict[str, Any]:
     """Make ``config.json``: the engine's script's keys, and the head size."""
     g = facts.geometry
     return {
@@ -187,7 +187,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
+def metadata(facts: DocumentFacts, manifest: Mapping[str, Any]) -> bytes:
     """Metadata of version 5 and the footer that finds it."""
     document: dict[str, Any] = {
         "schema_version": 1,

@@ -27,7 +27,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, an, quoted
 from ckconv.families.adapters import (
-    Collected,
+    AdapterModules,
     Collector,
     Part,
     Shape,
@@ -123,7 +123,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
 
 def _collect(
     file: GgufFile, path: Path, alpha: float | None, family: Family | None
-) -> tuple[Collected, tuple[StoredTensor, ...]]:
+) -> tuple[AdapterModules, tuple[StoredTensor, ...]]:
     pairs: dict[str, dict[str, StoredTensor]] = {}
     unknown: list[StoredTensor] = []
     for stored in file.tensors:
@@ -149,8 +149,8 @@ def _collect(
 
 
 def _regrouped(
-    collected: Collected, names: list[str], family: Family, model: ModelConfig
-) -> tuple[Collected, list[str]]:
+    collected: AdapterModules, names: list[str], family: Family, model: ModelConfig
+) -> tuple[AdapterModules, list[str]]:
     """Adapter in GGUF's row and column order, and modules that have none."""
     tensors, odd = dict(collected.tensors), []
     for name in names:
@@ -166,8 +166,8 @@ def _regrouped(
 
 
 def _in_order(
-    collected: Collected, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
-) -> tuple[Collected, list[str]]:
+    collected: AdapterModules, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
+) -> tuple[AdapterModules, list[str]]:
     """Adapter with Q and K rows in llama.cpp's order, and tensors left out."""
     tensors = dict(collected.tensors)
     lost: list[str] = []

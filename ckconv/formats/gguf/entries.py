@@ -27,9 +27,9 @@ from ckconv.core.tensors import (
     HEAD,
     ROPE_FREQUENCIES,
     Array,
-    Dropped,
+    DroppedTensor,
     Extent,
-    Packed,
+    PackedMatrix,
     StoredTensor,
     Tensor,
     TensorIndex,
@@ -638,12 +638,12 @@ _SCALED = frozenset(
 )  # fmt: skip
 
 
-def of_activations(stored: Sequence[StoredTensor]) -> tuple[Dropped, ...]:
+def of_activations(stored: Sequence[StoredTensor]) -> tuple[DroppedTensor, ...]:
     """Scales of a matrix's inputs, which only a GGUF keeps."""
     found = [tensor for tensor in stored if tensor.name.endswith(_INPUT)]
     names = {tensor.name for tensor in stored} if found else set()
     beside = (tensor for tensor in found if tensor.name.removesuffix(_INPUT) + _WEIGHT in names)
-    return tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in beside)
+    return tuple(DroppedTensor(tensor, NOT_WEIGHTS, copied=True) for tensor in beside)
 
 
 def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:
@@ -683,7 +683,7 @@ def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
             Array(Tensor(weight.name, weight.name, _NVFP4, (rows, columns), (blocks,), plain(rows, columns))),
             Array(Tensor(scale.name, scale.name, F32, (1, 1), (factor,), plain(1, 1)), 0),
         )
-        modules.append(Packed(rows, arrays, _unpack))
+        modules.append(PackedMatrix(rows, arrays, _unpack))
     dtype = packed_type(FACTOR, columns)
     layout = plain(math.prod(weight.shape[:-1]), columns)
     return Tensor(weight.name, weight.name, dtype, weight.shape, (), layout, packed=tuple(modules))

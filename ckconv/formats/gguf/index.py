@@ -27,9 +27,9 @@ from ckconv.core.config import (
 )
 from ckconv.core.layouts import F32
 from ckconv.core.metadata import Value
-from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
+from ckconv.core.tensors import DroppedTensor, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
-from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
+from ckconv.families.canonical import Canonical, FamilyFit, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf, gguf_words, llama_cpp_has, said_of
 from ckconv.families.expressions import SLIDING, longrope_scale
 from ckconv.families.keys import Kind, full_key
@@ -49,7 +49,7 @@ from ckconv.families.towers import (
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND, header
-from ckconv.io.files import ByteSource, Unwritten
+from ckconv.io.files import ByteSource, NewHeader
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.adapter import Opener
@@ -167,8 +167,8 @@ def config_of_keys(
     for name, shape, content in tensors:
         stored.append(StoredTensor(name, F32, shape, Extent(path, len(data), len(content))))
         data += content
-    source = Unwritten(path, data)
-    shard = read_header(Unwritten(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
+    source = NewHeader(path, data)
+    shard = read_header(NewHeader(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
     file = GgufFile(path, (shard,))
     config = gguf_config(file, family.gguf, family)
     asked = family.in_gguf.condition.asked if family.in_gguf.condition is not None else ()
@@ -488,9 +488,9 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
         kind = "model"  # llama.cpp's loader of models does not look at general.type
     family = _family(file, architecture) if kind == "model" else None
     towers = [tensor for tensor in file.tensors if beside_text({}, tensor.name)] if family else []
-    beside = (*of_activations(file.tensors), *(Dropped(tensor, BESIDE_TEXT, copied=True) for tensor in towers))
+    beside = (*of_activations(file.tensors), *(DroppedTensor(tensor, BESIDE_TEXT, copied=True) for tensor in towers))
     left = {dropped.stored.name for dropped in beside}
-    config, canonical, misfit = Fitted(None, Canonical({}, {}, (), file.tensors))
+    config, canonical, misfit = FamilyFit(None, Canonical({}, {}, (), file.tensors))
     if family:
         config, canonical, misfit = fitted(partial(_made, file, family, left), file.tensors, drop)
     tower, named = _tower(path, file) if kind == "mmproj" else (None, None)

@@ -17,7 +17,7 @@ from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
     Content,
-    Made,
+    LazyValue,
     MadeArray,
     Value,
     ValueType,
@@ -340,7 +340,7 @@ def _changes(before: Mapping[str, Value], after: Mapping[str, Value], keys: Iter
         yield Change(key, _plain(old), _plain(new))
 
 
-def _plain(made: Made | None) -> object:
+def _plain(made: LazyValue | None) -> object:
     value = made.value if made is not None else None
     return value.decode() if isinstance(value, MadeArray) else value
 

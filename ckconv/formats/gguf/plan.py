@@ -75,7 +75,7 @@ from ckconv.formats.gguf.keys import (
 from ckconv.io.files import own_texts
 from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
 from ckconv.plan.probe import placeholders, sinusoids
-from ckconv.plan.quantizing import Matrix, Picture, Placed, Quantized
+from ckconv.plan.quantizing import GgufTensor, Matrix, Picture, TypePlan
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
@@ -310,13 +310,13 @@ class GgufPlanner(Planner):
             errors=self.quantized.errors if self.options.quantize else None,
         )
 
-    def _quantized(self, entries: Sequence[Entry]) -> Quantized:
+    def _quantized(self, entries: Sequence[Entry]) -> TypePlan:
         """Types that ``--quantize`` gives; refuses unknown architectures."""
         asked = entries if self.options.quantize else ()
         if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
-            self._placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries]
-            return Quantized(self, self._placed, None, Picture(model.stays, model.ends))
-        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts]
+            self._placed = [GgufTensor(Matrix(e.name, e.shape), e.parts) for e in entries]
+            return TypePlan(self, self._placed, None, Picture(model.stays, model.ends))
+        placed = [GgufTensor(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
             if self.index.misfit is not None:
@@ -325,7 +325,7 @@ class GgufPlanner(Planner):
                 self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
             placed = []
         self._placed = placed
-        return Quantized(self, placed, self._config)
+        return TypePlan(self, placed, self._config)
 
     @property
     def _same_format(self) -> bool:
@@ -726,7 +726,7 @@ class TowerPlanner(GgufPlanner):
         return self.index.tower
 
     @cached_property
-    def _written(self) -> parameters.Written:
+    def _written(self) -> parameters.NewKeys:
         return parameters.write(tower_family(self._tower.family), self._tower.parameters, "gguf")
 
     def _entries(self) -> list[Entry]:
@@ -880,7 +880,7 @@ class DiffusionPlanner(GgufPlanner):
                 tensor = replace(tensor, layout=plain(*shape))  # which may become blocks
         return Entry(name, name, (tensor,), shape, tensor.layout, fp32)
 
-    def _quantized(self, entries: Sequence[Entry]) -> Quantized:
+    def _quantized(self, entries: Sequence[Entry]) -> TypePlan:
         found = super()._quantized(entries)
         for matrix, (part, *_) in self._placed:
             if matrix.name in found.types and matrix.shape != part.shape and part.packed:

@@ -28,10 +28,10 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import (
     EMBEDDING,
     HEAD,
-    Dropped,
+    DroppedTensor,
     MetadataKind,
     Name,
-    Packed,
+    PackedMatrix,
     StoredTensor,
     Tensor,
     TensorIndex,
@@ -44,7 +44,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
 from ckconv.families import parameters, schema, sizes
-from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
+from ckconv.families.canonical import Canonical, FamilyFit, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has, said, said_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
@@ -70,7 +70,7 @@ from ckconv.quant.mlx import MAX_COLUMNS, MODES, Quantization, Triple, quantizat
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, described
 from ckconv.quant.packings.integers import HQQ_BESIDE
-from ckconv.quant.packings.module import MAX_WHOLE, Declared, Misfit, Module, Packing, Unread, check_bounded
+from ckconv.quant.packings.module import MAX_WHOLE, Conflict, Module, PackConfig, Packing, Unread, check_bounded
 from ckconv.tokenizer.checkpoint import token_ids_beside
 
 # -- MLX directories: which stored arrays are one quantized matrix -----------------------------------------------------
@@ -342,7 +342,7 @@ def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
     for pattern, own in dynamic.items():
         if _matches(pattern.removeprefix("-:").removeprefix("+:"), module):
             if pattern.startswith("-:"):
-                raise Misfit(f"quantization_config.dynamic says {quoted(pattern)}: not quantized")
+                raise Conflict(f"quantization_config.dynamic says {quoted(pattern)}: not quantized")
             return own if isinstance(own, dict) else {}
     return {}
 
@@ -410,7 +410,7 @@ _SUFFIXES = tuple((packing, packing.required, packing.suffixes) for packing in P
 _REQUIRED = tuple(sorted({suffix for _, required, _ in _SUFFIXES for suffix in required}))
 
 
-class Found(NamedTuple):
+class PackedModules(NamedTuple):
     """Packed modules of a checkpoint.
 
     Attributes:
@@ -424,7 +424,7 @@ class Found(NamedTuple):
 
     items: Sequence[Item] = ()
     packed: Mapping[str, Tensor] = {}
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedTensor, ...] = ()
     words: str = ""
     unread: str = ""
     notes: tuple[str, ...] = ()
@@ -432,7 +432,7 @@ class Found(NamedTuple):
 
 def packed_items(
     stored: Sequence[StoredTensor], config: Mapping[str, Any], root: Path, headers: Sequence[Mapping[str, str]]
-) -> Found:
+) -> PackedModules:
     """Group the stored arrays of a checkpoint.
 
     Args:
@@ -454,16 +454,16 @@ def packed_items(
         taken = {array.name for _, arrays in modules.values() for array in arrays.values()}
         lost = described.without_scale(stored, taken, layers or {})
         if lost:
-            return Found(words=lost, unread=lost)
+            return PackedModules(words=lost, unread=lost)
         modules |= described.alone(stored, taken)
     for key in _ROTATED:
         if modules and settings.get(key):
             words = f"a model whose weights and activations are rotated ({key})"
-            return Found(words=words, unread=words)
+            return PackedModules(words=words, unread=words)
     if not modules or (method and method not in _KNOWN):
         whole = [one for one in stored if one.dtype.kind is Kind.INTEGER]
         foreign = foreign_quantizer(stored, settings) or _bare_codes(whole)
-        return Found(words=foreign, unread=foreign)
+        return PackedModules(words=foreign, unread=foreign)
     plain_items = [plain_item(tensor) for tensor in stored]
     faults = Faults(root)
     unread: Counter[str] = Counter()
@@ -475,13 +475,13 @@ def packed_items(
         name = module + packing.dense
         try:
             if method and method not in packing.methods:
-                raise Misfit(
+                raise Conflict(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
             header = _said_of(name, headers) if layers is None else described.said_of(module, layers)
-            said = Declared(method, settings_of(module, settings), integers, header)
+            said = PackConfig(method, settings_of(module, settings), integers, header)
             found = check_bounded(packing.fit(arrays, said))
-        except Misfit as error:
+        except Conflict as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name, hint=ORIGINAL)
             continue
         except Unread as error:
@@ -506,7 +506,7 @@ def packed_items(
     unnamed = (_bare_codes(rest), *(f"{n} of {what}" for what, n in unread.items()))
     foreign = foreign_quantizer(others, {}) or ", ".join(filter(None, unnamed))
     if foreign:
-        return Found(plain_items, words=foreign, unread=foreign)
+        return PackedModules(plain_items, words=foreign, unread=foreign)
     left = {tensor.name for tensor in about}
     named = [
         items.get(item.tensor.name) or (item if item.tensor.name not in packed else None)
@@ -514,7 +514,7 @@ def packed_items(
         if item.tensor.name not in left
     ]
     words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
-    dropped = tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in about)
+    dropped = tuple(DroppedTensor(tensor, NOT_WEIGHTS, copied=True) for tensor in about)
     bare = [
         array.name for packing, arrays in modules.values() if packing is described.ALONE for array in arrays.values()
     ]
@@ -525,7 +525,7 @@ def packed_items(
         notes = (
             f"{few} no scale, beside {counted(scaled, 'matrix', 'matrices')} with one: codes are taken for values",
         )
-    return Found([item for item in named if item], packed, dropped, words, notes=notes)
+    return PackedModules([item for item in named if item], packed, dropped, words, notes=notes)
 
 
 def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
@@ -547,7 +547,7 @@ def _tensor(name: str, found: Module) -> Tensor:
     kind = found.scheme
     dtype = triple_type(kind) if isinstance(kind, Triple) else packed_type(kind, found.shape[-1])
     rows, columns = matrix_of(found.shape, dtype)
-    whole = Packed(rows, found.arrays, found.unpack)
+    whole = PackedMatrix(rows, found.arrays, found.unpack)
     return Tensor(name, name, dtype, found.shape, (), plain(rows, columns), packed=(whole,))
 
 
@@ -635,14 +635,14 @@ def index_checkpoint(
     whole = WHOLE in (config or {})
     architecture = str(config.get("model_type", "")) if config else ""
     if group is not None:
-        found = Found(group(checkpoint.tensors, config, path) if config is not None else [])
+        found = PackedModules(group(checkpoint.tensors, config, path) if config is not None else [])
     else:
         found = packed_items(
             checkpoint.tensors, config or {}, checkpoint.root, [shard.metadata for shard in checkpoint.shards]
         )
     if found.packed and config is not None and (known := huggingface_family(config)) and sizes.has_transposed(known):
         # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
-        found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
+        found = PackedModules(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     drafter = drafter_of(config or {})
     is_model = config and not found.unread
@@ -653,7 +653,7 @@ def index_checkpoint(
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     left = {item.stored.name for item in found.dropped}
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
-    model, canonical, misfit = Fitted(None, Canonical({}, {}, (), rest))
+    model, canonical, misfit = FamilyFit(None, Canonical({}, {}, (), rest))
     if config is not None and family:
         known, said_of_model = family, unquantized(config) if found.packed else config
         said_of_model = said_of_model if mlx else without_stale(said_of_model, checkpoint.tensors)
@@ -701,7 +701,7 @@ def index_checkpoint(
         architecture = architecture or diffusing.name
         canonical = canonical_diffusion(diffusing, found.items or map(plain_item, checkpoint.tensors))
     of_whole = [one for one in canonical.unknown if one.name.startswith(_SPEAKING)] if whole else []
-    speaking = [Dropped(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
+    speaking = [DroppedTensor(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
     gone = {item.stored.name for item in speaking}
     unknown = [one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown
     index = TensorIndex(
@@ -787,7 +787,7 @@ def _called(checkpoint: CheckpointFiles) -> str:
     return "\n".join(named).lower()
 
 
-def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+def _named(found: PackedModules, stored: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
     """Stored tensors, packed ones under their dense names."""
     if not found.packed:
         return stored

@@ -26,9 +26,9 @@ from ckconv.formats.safetensors.files import MODULES, PLAIN, modules_of
 from ckconv.formats.safetensors.write import Entry
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
+from ckconv.plan.quantizing import FLOATS, TypeRequest, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
-from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values, side_by_side
+from ckconv.quant.convert import Action, Conversion, Errors, QuantSettings, decodable, of_values, side_by_side
 from ckconv.quant.mlx import LEAST_NVFP4, MODES, Quantization, Triple, quantization, triple_of, triple_type
 from ckconv.quant.packed import is_scaled, nearest
 from ckconv.quant.repack import BY_BLOCK, SCATTERED, SUPERBLOCKS, is_fp8, scattered, triple_for
@@ -51,7 +51,7 @@ def _modules() -> Mapping[str, Mapping[str, list[str]]]:
     return table_of(Path(__file__).with_name("modules.toml"))
 
 
-def asked_of(text: str) -> Asked:
+def asked_of(text: str) -> TypeRequest:
     """Parse the flag.
 
     Raises:
@@ -353,7 +353,7 @@ class MlxPlanner(CheckpointPlanner):
         """Piece whose conversions measure a module's error once."""
         if piece.conversion is None:
             return piece
-        how = Quantizing(errors=None if piece.conversion.plane else errors)
+        how = QuantSettings(errors=None if piece.conversion.plane else errors)
 
         def told(conversion: Conversion, source: Tensor | None) -> Conversion:
             if source is not None and self.decoded(source):

@@ -20,7 +20,7 @@ from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import (
     Adapter,
     AdapterModule,
-    Dropped,
+    DroppedTensor,
     Role,
     StoredTensor,
     Tensor,
@@ -685,17 +685,17 @@ def _root(path: Path) -> Path:
 
 def _sorted(
     tensors: Sequence[StoredTensor],
-) -> tuple[dict[str, tuple[dict[Role, Part], bool]], Sequence[StoredTensor], tuple[Dropped, ...]]:
+) -> tuple[dict[str, tuple[dict[Role, Part], bool]], Sequence[StoredTensor], tuple[DroppedTensor, ...]]:
     """Tensors by module path and role; unknown ones; copies."""
     found: dict[str, tuple[dict[Role, Part], bool]] = {}
     unknown: list[StoredTensor] = []
-    copies: list[Dropped] = []
+    copies: list[DroppedTensor] = []
     names = {stored.name for stored in tensors}
     for stored in tensors:
         module, _, kind = stored.name.rpartition(".")
         copied = next((ending for ending in _COPIES if module.endswith(ending)), "")
         if copied and f"{module.removesuffix(copied)}.{kind}" in names:
-            copies.append(Dropped(stored, _COPIES[copied]))
+            copies.append(DroppedTensor(stored, _COPIES[copied]))
             continue
         name = stored.name.removeprefix(PEFT_PREFIX)
         ending = next((row for row in _ENDINGS if name.endswith(row[0])), None)

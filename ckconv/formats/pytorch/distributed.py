@@ -27,7 +27,7 @@ from ckconv.formats.pytorch.read import (
     unpickle,
 )
 from ckconv.io.files import FileSource, open_source
-from ckconv.io.standing import Box, Whole, Window
+from ckconv.io.standing import Assembly, Box, Window
 
 # -- Directories of ``torch.distributed.checkpoint`` (DCP, FSDP) -------------------------------------------------------
 # ``.metadata`` and ``__RANK_N.distcp``.
@@ -44,15 +44,15 @@ _TRAINING = ("optim", "lr_sched", "sched", "scaler", "rng", "dataloader", "train
 _Numbers = tuple[int, ...]
 
 
-class Gathered(NamedTuple):
+class GatheredTensor(NamedTuple):
     """One tensor, whole."""
 
     name: str
     dtype: DType
-    whole: Whole
+    whole: Assembly
 
 
-def read_distributed(directory: Path) -> list[Gathered]:
+def read_distributed(directory: Path) -> list[GatheredTensor]:
     """Read the model's tensors in the order of their names; headers only."""
     path = directory / METADATA_NAME
     with open_source(path) as source:
@@ -77,7 +77,7 @@ def read_distributed(directory: Path) -> list[Gathered]:
             wanted = [chunks.box(key, dtype, start, own, places.get((key, start))) for start, own in boxes]
             if why := _untiled(shape, boxes):
                 raise InputError("dcp.chunks", f"{why} {list(shape)}", path=path, tensor=key)
-            found.append(Gathered(name, dtype, Whole(shape, dtype.size, wanted)))
+            found.append(GatheredTensor(name, dtype, Assembly(shape, dtype.size, wanted)))
     return found
 
 
@@ -215,7 +215,7 @@ _STATES = re.compile(r".*[_-](model|optim)_states\.pt", re.DOTALL)
 _ALIGNED = 2
 
 
-class Joined(NamedTuple):
+class JoinedTensor(NamedTuple):
     """Tensor of several runs of bytes, one behind the other."""
 
     name: str
@@ -229,7 +229,7 @@ def is_deepspeed(names: Collection[str]) -> bool:
     return any(found[1] == "model" for found in map(_STATES.fullmatch, names) if found)
 
 
-def read_deepspeed(directory: Path) -> list[Joined]:
+def read_deepspeed(directory: Path) -> list[JoinedTensor]:
     """Read the model's tensors; headers only.
 
     Raises:
@@ -315,7 +315,7 @@ def _shapes(said: Any) -> dict[str, tuple[int, ...]]:
     return dict(said)
 
 
-def _module(state: _State, only: Collection[Any] | None = None) -> Iterator[Joined]:
+def _module(state: _State, only: Collection[Any] | None = None) -> Iterator[JoinedTensor]:
     """Tensors that are whole: all of ``module``, or some."""
     module = state.value["module"]
     if not isinstance(module, dict) or not module:
@@ -325,12 +325,12 @@ def _module(state: _State, only: Collection[Any] | None = None) -> Iterator[Join
             run = state.run(name, view)
             if only is None and not run.nbytes and not math.prod(view.shape):
                 raise Malformed(f"has {quoted(name)} without values, and no optim_states.pt beside it")
-            yield Joined(name, view.dtype, view.shape, [run])
+            yield JoinedTensor(name, view.dtype, view.shape, [run])
 
 
 def _parts(
     models: Sequence[_State], optimizers: Sequence[_State], groups: Sequence[Mapping[str, tuple[int, ...]]], stage: int
-) -> Iterator[Joined]:
+) -> Iterator[JoinedTensor]:
     """Buffers, frozen and trained parameters, and those that are others."""
     _check_processes("model", models, len(optimizers) if stage == 3 else 1)
     _check_processes("optim", optimizers, len(optimizers))
@@ -348,7 +348,7 @@ def _parts(
         if each != there:
             parts = f"each of {len(runs)} parts of it" if len(runs) > 1 else "what is frozen of it"
             raise Malformed(f"says {quoted(name)} is {list(shape)}, and {parts} has {there:,} values, not {each:,}")
-        found[name] = Joined(name, dtype, shape, _cut(name, runs, 0, dtype.nbytes(math.prod(shape))))
+        found[name] = JoinedTensor(name, dtype, shape, _cut(name, runs, 0, dtype.nbytes(math.prod(shape))))
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     flat = []
     for state in optimizers:
@@ -357,7 +357,7 @@ def _parts(
             raise Malformed(f"has {key} of another type than FP32")
         flat.append([state.run(key, view) for view in views])
     gaps = optimizers[0].value["optimizer_state_dict"].get("param_alignment_paddings") if stage < 3 else None
-    trained: dict[str, Joined] = {}
+    trained: dict[str, JoinedTensor] = {}
     for one in _by_parameter(flat, groups) if stage == 3 else _by_group(flat, groups, gaps):
         if one.name in trained or one.name in frozen:
             before = trained[one.name].shape if one.name in trained else frozen[one.name]
@@ -388,7 +388,7 @@ def _check_processes(kind: str, states: Sequence[_State], count: int) -> None:
 
 def _by_group(
     flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]], gaps: Any
-) -> Iterator[Joined]:
+) -> Iterator[JoinedTensor]:
     """Tensors of ZeRO 1 and 2.
 
     Args:
@@ -406,7 +406,7 @@ def _by_group(
         runs, at = [of_process[number] for of_process in flat], 0
         for (name, shape), gap in zip(shapes.items(), gaps[number], strict=True):
             nbytes = F32.nbytes(math.prod(shape))
-            yield Joined(name, F32, shape, _cut(name, runs, at, at + nbytes))
+            yield JoinedTensor(name, F32, shape, _cut(name, runs, at, at + nbytes))
             at += nbytes + F32.nbytes(gap)
         aligned = F32.nbytes(_ALIGNED * len(flat))
         if -(-at // aligned) != -(-sum(run.nbytes for run in runs) // aligned):
@@ -415,7 +415,7 @@ def _by_group(
 
 def _by_parameter(
     flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]]
-) -> Iterator[Joined]:
+) -> Iterator[JoinedTensor]:
     """Tensors of ZeRO 3."""
     at = 0
     for shapes in groups:
@@ -423,7 +423,7 @@ def _by_parameter(
             elements = math.prod(shape)
             each = F32.nbytes(-(-elements // len(flat)))
             parts = [part for of_process in flat for part in _cut(name, of_process, at, at + each)]
-            yield Joined(name, F32, shape, _cut(name, parts, 0, F32.nbytes(elements)))
+            yield JoinedTensor(name, F32, shape, _cut(name, parts, 0, F32.nbytes(elements)))
             at += each
     if any(sum(run.nbytes for run in of_process) != at for of_process in flat):
         raise Malformed(f"lists {at:,} bytes of parameters for a process, and one has another number")

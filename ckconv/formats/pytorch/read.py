@@ -126,7 +126,7 @@ class Malformed(Exception):
     """Fault of a pickle, to follow its name in a sentence."""
 
 
-class Named(NamedTuple):
+class GlobalName(NamedTuple):
     """A function or class, by its name only."""
 
     module: str
@@ -144,7 +144,7 @@ class Storage(NamedTuple):
 class Record:
     """Object of a permitted class: arguments, state; compared by identity."""
 
-    def __init__(self, named: Named, made_of: Any = ()) -> None:
+    def __init__(self, named: GlobalName, made_of: Any = ()) -> None:
         self.named, self.made_of = named, made_of
         self.state: Any = {}
 
@@ -170,14 +170,14 @@ class _Mark:
 _MARK = _Mark()
 
 
-class Unpickled(NamedTuple):
+class PickledObject(NamedTuple):
     """Object that a pickle describes, and the length of the pickle in bytes."""
 
     value: Any
     nbytes: int
 
 
-def unpickle(data: bytes, records: Container[tuple[str, str]] = ()) -> Unpickled:
+def unpickle(data: bytes, records: Container[tuple[str, str]] = ()) -> PickledObject:
     """Interpret the pickle that ``data`` begins with.
 
     Args:
@@ -194,7 +194,7 @@ def unpickle(data: bytes, records: Container[tuple[str, str]] = ()) -> Unpickled
         try:
             instruction, argument, _ = next(instructions)
         except StopIteration:
-            return Unpickled(machine.result, stream.tell())
+            return PickledObject(machine.result, stream.tell())
         except ValueError as error:
             if stream.tell() >= len(data):
                 raise EOFError from None
@@ -294,12 +294,12 @@ class _Machine:
         module, name = self.popped(2)
         self.stack.append(self._named(module, name))
 
-    def _named(self, module: Any, name: Any) -> Named:
+    def _named(self, module: Any, name: Any) -> GlobalName:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError
         if (module, name) not in NAMED and (module, name) not in self.records:
             raise Malformed(f"holds a pickle that names {module}.{name}; only tensors are read, nothing is executed")
-        return Named(module, name)
+        return GlobalName(module, name)
 
     def state(self) -> None:
         """Apply a pickled state; that of a state dict says only versions."""
@@ -313,7 +313,7 @@ class _Machine:
     def call(self) -> None:
         """A tensor, or a container, out of its parts."""
         function, arguments = self.popped(2)
-        if isinstance(function, Named) and function not in NAMED and function in self.records:
+        if isinstance(function, GlobalName) and function not in NAMED and function in self.records:
             self.stack.append(Record(function, arguments))
         else:
             self.stack.append(_called(function, arguments))
@@ -324,7 +324,7 @@ class _Machine:
         Files of old versions add a view of another.
         """
         kind, made_of, key, _, elements, *view = self.popped(1)[0]
-        if kind != "storage" or any(item is not None for item in view) or not isinstance(made_of, Named):
+        if kind != "storage" or any(item is not None for item in view) or not isinstance(made_of, GlobalName):
             raise TypeError
         if not isinstance(elements, int) or not 0 <= elements < _NUMBERS or not isinstance(key, str):
             raise TypeError
@@ -333,7 +333,7 @@ class _Machine:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    if not isinstance(function, Named) or not isinstance(arguments, tuple):
+    if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
         raise TypeError
     if function == ORDERED_DICT:
         if arguments:
@@ -432,7 +432,7 @@ _MAX_COMMENT = 0xFFFF
 _FIRST = 1 << 20
 
 
-class Saved(NamedTuple):
+class SavedState(NamedTuple):
     """Pickled state, and the bytes of each storage by key."""
 
     value: Any
@@ -453,7 +453,7 @@ class Member(NamedTuple):
     end: int = 0
 
 
-def read_saved(source: ByteSource, records: Container[tuple[str, str]] = ()) -> Saved:
+def read_saved(source: ByteSource, records: Container[tuple[str, str]] = ()) -> SavedState:
     """Read a file that begins as one of the two kinds do.
 
     Args:
@@ -468,7 +468,7 @@ def read_saved(source: ByteSource, records: Container[tuple[str, str]] = ()) -> 
         raise Malformed("ends early; the download looks incomplete") from None
 
 
-def _archive(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
+def _archive(source: ByteSource, records: Container[tuple[str, str]]) -> SavedState:
     members = members_of(source)
     if any(name.partition("/")[2].startswith("code/") for name in members):
         raise Malformed(
@@ -485,7 +485,7 @@ def _archive(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
     prefix = f"{stem}data/"
     held = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
     named = {view.storage.key for view in _views(value)}
-    return Saved(value, {key: member_extent(source, held[key]) for key in held.keys() & named})
+    return SavedState(value, {key: member_extent(source, held[key]) for key in held.keys() & named})
 
 
 def _views(value: Any) -> list[View]:
@@ -582,7 +582,7 @@ def _wide(extra: bytes) -> Any:
     raise Malformed("has a zip directory that is not sound")
 
 
-def _legacy(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
+def _legacy(source: ByteSource, records: Container[tuple[str, str]]) -> SavedState:
     """One pickle after the other, then the storages."""
     at = 0
     values = []
@@ -608,10 +608,10 @@ def _legacy(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
         at += 8 + extents[key].nbytes
     if at > (source.size or 0):
         raise EOFError
-    return Saved(value, extents)
+    return SavedState(value, extents)
 
 
-def _unpickled(source: ByteSource, at: int, records: Container[tuple[str, str]]) -> Unpickled:
+def _unpickled(source: ByteSource, at: int, records: Container[tuple[str, str]]) -> PickledObject:
     """Read the pickle at a byte; its length is not known before."""
     nbytes, left = _FIRST, (source.size or 0) - at
     while True:

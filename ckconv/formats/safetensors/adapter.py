@@ -16,7 +16,7 @@ from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
 from ckconv.core.tensors import (
     Adapter,
     AdapterModule,
-    Dropped,
+    DroppedTensor,
     MetadataKind,
     Role,
     StoredTensor,
@@ -27,7 +27,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, InputError, UnsupportedError, UsageError, quoted
 from ckconv.families.adapters import (
     OTHER_BASE,
-    Collected,
+    AdapterModules,
     Collector,
     Part,
     Shape,
@@ -194,11 +194,11 @@ def adapter_index(
     path: Path,
     file: SafetensorsFile,
     config_path: Path,
-    collected: Collected,
+    collected: AdapterModules,
     adapter: Adapter,
     *,
     unknown: Sequence[StoredTensor],
-    dropped: Sequence[Dropped] = (),
+    dropped: Sequence[DroppedTensor] = (),
     more: Mapping[str, object] | None = None,
 ) -> TensorIndex:
     """The index of an adapter that is a file of tensors and a configuration.
@@ -294,7 +294,7 @@ def adapter_of_task(index: TensorIndex, task: str) -> TensorIndex:
     )
 
 
-def _of(item: Dropped, number: int, count: int, index: TensorIndex) -> StoredTensor:
+def _of(item: DroppedTensor, number: int, count: int, index: TensorIndex) -> StoredTensor:
     """The part of a stored tensor that is one task's."""
     stored = item.stored
     if len(stored.shape) != 3 or stored.shape[0] != count:

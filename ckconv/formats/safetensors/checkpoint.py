@@ -22,7 +22,7 @@ from ckconv.core.tensors import (
     HEAD,
     PREFIX,
     ROPE_FREQUENCIES,
-    Dropped,
+    DroppedTensor,
     MetadataKind,
     StoredTensor,
     Tensor,
@@ -56,7 +56,7 @@ from ckconv.families.sizes import Sizes, expected, has_transposed
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, diffuses, taken_otherwise, tower_family, tower_within
 from ckconv.formats.safetensors.config_json import (
     CHECKPOINTS,
-    Said,
+    ConfigDocument,
     config_json,
     metadata_of,
     scaling_of,
@@ -139,7 +139,7 @@ def unpacks(planner: CheckpointPlanner) -> bool:
     return unpacked
 
 
-def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
+def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[DroppedTensor]:
     """Tensors that the source's rules leave out."""
     return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
 
@@ -727,7 +727,7 @@ class CheckpointPlanner(Planner):
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         return config_json(self.index, self.said(modules, kept))
 
-    def said(self, modules: Sequence[Module], kept: bool) -> Said:
+    def said(self, modules: Sequence[Module], kept: bool) -> ConfigDocument:
         """Facts of the output's own tensors for the document."""
         pieces = chained(modules)
         as_they_were = all(
@@ -735,7 +735,7 @@ class CheckpointPlanner(Planner):
             for p in pieces
             for c in (p.conversion, *(run.conversion for run in p.runs))
         )
-        return Said(
+        return ConfigDocument(
             format=self.format,
             kept=kept,
             unpacked=kept and self.unpacked,

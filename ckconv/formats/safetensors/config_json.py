@@ -127,7 +127,7 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
 
 
-def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> None:
+def check_read(document: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> None:
     """Raise ``plan.refused`` if a document is refused or is another model."""
     assert index.config is not None
     if CONSUMERS[said.format] == TRANSFORMERS:
@@ -286,7 +286,7 @@ def _family(config: ModelConfig) -> Family:
 # of mlx-lm's classes (0.32) know only the first, and take their own default where they find only the second.
 
 
-class Facts(NamedTuple):
+class ConfigFacts(NamedTuple):
     """Facts of a document that no hyper-parameter says.
 
     Attributes:
@@ -308,7 +308,7 @@ class Facts(NamedTuple):
     reader: str = ""
 
 
-def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
+def build_document(config: ModelConfig, facts: ConfigFacts) -> dict[str, Any]:
     """The document, its keys sorted as transformers sorts them."""
     family = catalog.FAMILIES[config.family]
     own = family.engines.get("transformers")
@@ -420,7 +420,7 @@ _MLX_NEEDS = (
 _TIED = {"tie_word_embeddings": True}
 
 
-class Said(NamedTuple):
+class ConfigDocument(NamedTuple):
     """The document of an output, and notes about it.
 
     Attributes:
@@ -448,7 +448,7 @@ class Said(NamedTuple):
     context: int = 0
 
 
-def config_json(index: TensorIndex, said: Said) -> bytes:
+def config_json(index: TensorIndex, said: ConfigDocument) -> bytes:
     """Bytes of ``config.json``; empty where none can be made."""
     source, config = source_document(index), index.config
     row = engine_of(catalog.FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" else None
@@ -465,18 +465,18 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     return _encoded(_wrapped(document | _named(config, said.format), config, said, {}), index)
 
 
-def complete(index: TensorIndex, config: ModelConfig, said: Said) -> dict[str, Any]:
+def complete(index: TensorIndex, config: ModelConfig, said: ConfigDocument) -> dict[str, Any]:
     """Document of a text model with every key, said by the source or not."""
     return build_document(config, _facts(index, config, said))
 
 
-def _quantized(said: Said) -> dict[str, Any]:
+def _quantized(said: ConfigDocument) -> dict[str, Any]:
     """Keys of the loader about types of blocks."""
     found = said.quantization if not said.kept else None
     return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
 
 
-def _around(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
+def _around(source: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> dict[str, Any]:
     """Keys beside the text part, which its class does not read.
 
     Empty where no class around it is written again.
@@ -487,7 +487,7 @@ def _around(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[s
 
 
 def _wrapped(
-    document: dict[str, Any], config: ModelConfig | None, said: Said, around: Mapping[str, Any]
+    document: dict[str, Any], config: ModelConfig | None, said: ConfigDocument, around: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Document with types of blocks, in the one of a multimodal class.
 
@@ -516,7 +516,7 @@ def widest(names: frozenset[str]) -> str:
     return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
 
 
-def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
+def _facts(index: TensorIndex, config: ModelConfig, said: ConfigDocument) -> ConfigFacts:
     """Facts for a document that is built from other sayings of the source."""
     from ckconv.tokenizer.source import special_tokens_of
 
@@ -537,10 +537,10 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     if not is_padding(ids.get("pad_token_id"), config.vocab_size):
         del ids["pad_token_id"]
     reader = CONSUMERS[said.format]
-    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context, reader)
+    return ConfigFacts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context, reader)
 
 
-def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
+def _changed(source: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> dict[str, Any]:
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
     nested = metadata.text_table(document)
@@ -625,7 +625,7 @@ def _named(config: ModelConfig, format: str) -> dict[str, str]:
     return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
-def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
+def _switched(document: Mapping[str, Any], config: ModelConfig, said: ConfigDocument) -> dict[str, bool]:
     """Switches of biases: those that start at zero do not count."""
     if not catalog.FAMILIES[config.family].known_classes:
         return {}
@@ -671,7 +671,7 @@ def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, 
     return {**table, **numbers} if kind and table.get("rope_type", table.get("type")) == kind else dict(table)
 
 
-def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
+def _complete(document: dict[str, Any], config: ModelConfig, facts: ConfigFacts) -> None:
     """Add keys that mlx-lm needs, in the words that mlx-lm reads."""
     built = build_document(config, facts)
     row = engine_of(catalog.FAMILIES[config.family], MLX_LM)

@@ -156,7 +156,7 @@ _TOKEN = pattern(rb'["\[\]{},]')
 _LEVELS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
-class Alike(NamedTuple):
+class HeaderEntry(NamedTuple):
     """Tensor with a sound entry; ``begin`` and ``end`` in bytes of data."""
 
     dtype: DType
@@ -182,7 +182,7 @@ class Header:
         self._buffer, self._base, self._at = b"", LENGTH_BYTES, 0
         self._forms: dict[tuple[bytes, bytes], tuple[DType, tuple[int, ...]]] = {}
 
-    def entries(self) -> Iterator[tuple[str, Alike | Any]]:
+    def entries(self) -> Iterator[tuple[str, HeaderEntry | Any]]:
         """Keys with values: ``Alike`` for sound fields, else as parsed.
 
         Raises:
@@ -210,7 +210,7 @@ class Header:
         self._check_end()
         self._check_names()
 
-    def _alike(self, found: re.Match[bytes]) -> tuple[str, Alike] | None:
+    def _alike(self, found: re.Match[bytes]) -> tuple[str, HeaderEntry] | None:
         raw, dtype, shape, begin, end, _ = found.groups()
         form = self._forms.get((dtype, shape)) or self._form(dtype, shape)
         if form is None or len(raw) > MAX_NAME or raw == METADATA.encode():
@@ -219,7 +219,7 @@ class Header:
         if max(first, last) >= TOO_LARGE:
             return None
         try:
-            return raw.decode(), Alike(form[0], form[1], first, last)
+            return raw.decode(), HeaderEntry(form[0], form[1], first, last)
         except UnicodeDecodeError:
             return None
 
@@ -528,7 +528,7 @@ def _read(path: Path, source: ByteSource) -> SafetensorsFile:
         if name == METADATA:
             metadata, seen_metadata = value, 1
             continue
-        entry = value if isinstance(value, Alike) else _checked(name, value, faults)
+        entry = value if isinstance(value, HeaderEntry) else _checked(name, value, faults)
         if entry and header.count <= MAX_TENSORS + 1:
             form = entry.dtype, entry.shape
             names.append(name)
@@ -558,7 +558,7 @@ def _too_long(path: Path, length: int, size: int) -> InputError:
     return InputError("st.header-length", message, path=path, offset=0, found=length, allowed=left, hint=PARTIAL)
 
 
-def _checked(name: str, value: Any, faults: Faults) -> Alike | None:
+def _checked(name: str, value: Any, faults: Faults) -> HeaderEntry | None:
     """An entry of any form; ``None`` with a fault noted for one that is wrong."""
     if wrong := _fields_fault(name, value):
         faults.add("st.fields", f"tensor {quoted(name)}{wrong}", tensor=name)
@@ -569,7 +569,7 @@ def _checked(name: str, value: Any, faults: Faults) -> Alike | None:
         message = f"tensor {quoted(name)} has dtype {quoted(found)}"
         faults.add("st.dtype", message, tensor=name, found=found, allowed=sorted(BY_SAFETENSORS))
         return None
-    return Alike(dtype, tuple(value["shape"]), *value["data_offsets"])
+    return HeaderEntry(dtype, tuple(value["shape"]), *value["data_offsets"])
 
 
 def _header_length(path: Path, source: ByteSource) -> int:

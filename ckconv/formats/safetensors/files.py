@@ -48,7 +48,7 @@ from ckconv.formats.safetensors.container import (
 )
 from ckconv.io.files import SPECIAL
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object
-from ckconv.plan.steps import Along, Piece, Plan
+from ckconv.plan.steps import Globs, Piece, Plan
 
 # ``model.safetensors.index.json``: which shard holds which tensor.
 #
@@ -893,7 +893,7 @@ _DOCUMENTS = (
 )  # fmt: skip
 
 
-def takes_along(plan: Plan, _: Path) -> Along:
+def takes_along(plan: Plan, _: Path) -> Globs:
     """Names of files that loaders read along with the output.
 
     transformers prefers ``model.safetensors`` to an index beside it, and loads the model that an adapter was made for
@@ -902,8 +902,8 @@ def takes_along(plan: Plan, _: Path) -> Along:
     """
     names = [file.name for file in plan.files]
     if names and not any(_is_among(name, _LOADED) for name in names):
-        return Along()
-    return Along((*_LOADED, ADAPTER_CONFIG) if names else (), _DOCUMENTS)
+        return Globs()
+    return Globs((*_LOADED, ADAPTER_CONFIG) if names else (), _DOCUMENTS)
 
 
 #: Names of weights that loaders read with ``config.json``, and of those that have another document.

@@ -23,7 +23,7 @@ from ckconv.families.names import (
     NAMES_KEY,
     OTHER_SCHEMES,
     REFERENCE,
-    Stored,
+    NameRule,
     fuses_otherwise,
     fusion_names,
     numbered_apart,
@@ -46,7 +46,7 @@ from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple, plane_types, triple_of, viewed
 from ckconv.tokenizer import gguf, huggingface, huggingface as tokenizer_json
 from ckconv.tokenizer.checkpoint import NORMAL, encode_sentencepiece, tokenizer_files
-from ckconv.tokenizer.vocabulary import LeftOut, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
+from ckconv.tokenizer.vocabulary import Inexact, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 
 # Canonical tensors -> the tensors of a checkpoint: what each is called there, and which are stored as one.
 
@@ -119,7 +119,7 @@ class Spelling:
                 found.setdefault(entry.name, entry._replace(packed=canonical in packed))
         return list(found.values()), nameless
 
-    def _entries_of(self, stored: Stored, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
+    def _entries_of(self, stored: NameRule, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
         called, part = tensors.with_layer(stored.pattern, layer), stored.parts[0]
         parts = tuple(tensors.with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
@@ -216,7 +216,7 @@ def spare_of(
     scheme: str,
     parameters: Mapping[str, Any],
     dtype: DType,
-    dropped: Sequence[tensors.Dropped],
+    dropped: Sequence[tensors.DroppedTensor],
     typed: Callable[[str, DType], DType],
 ) -> Iterator[Module]:
     """Tensors that a class would fill at random where they are missing.
@@ -584,7 +584,7 @@ def tokenizer_plan(index: tensors.TensorIndex, options: Options) -> TokenizerPla
             return TokenizerPlan()  # its own files are carried
         try:
             keys = gguf.keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
-        except LeftOut as reason:
+        except Inexact as reason:
             return TokenizerPlan(notes=(left_out(reason),))
         metadata = as_read(keys.metadata)
     elif index.format != "gguf":

@@ -25,9 +25,9 @@ from ckconv.quant.packings.module import (
     U8,
     UE8,
     Arrays,
-    Declared,
-    Misfit,
+    Conflict,
     Module,
+    PackConfig,
     Packing,
     Tile,
     Unread,
@@ -74,7 +74,7 @@ _ELEMENTS = {FP8: "float8_e4m3fn", U8: "float4_e2m1fn_x2"}
 _TILES, _BEFORE = "._weight_scale_and_zero", "._weight_act_pre_scale"
 
 
-def _checked(stored: Arrays, declared: Declared) -> Module:
+def _checked(stored: Arrays, declared: PackConfig) -> Module:
     """Matrix whose arrays agree with the file's metadata."""
     tiles = _TILES in stored
     found = (_fit_tiles if tiles else _fit)(stored, declared)
@@ -84,18 +84,18 @@ def _checked(stored: Arrays, declared: Declared) -> Module:
     said, rows = _data(declared, "block_size"), found.shape[0]
     has = group if type(said) is int else [rows if one else 1, group]
     if said is not None and said != has:
-        raise Misfit(f"the file's metadata says block_size {said}, and the arrays have {has}")
+        raise Conflict(f"the file's metadata says block_size {said}, and the arrays have {has}")
     said = within(_data(declared, "elem_dtype"), "_data")
     codes = stored[_CODES].dtype
     if said is not None and codes in _ELEMENTS and said != _ELEMENTS[codes]:
-        raise Misfit(f"the file's metadata says elem_dtype {said}, and {_CODES[1:]} is {codes}")
+        raise Conflict(f"the file's metadata says elem_dtype {said}, and {_CODES[1:]} is {codes}")
     said = _data(declared, "shape")
     if said is not None and not tiles and said != list(found.shape):
-        raise Misfit(f"the file's metadata says shape {said}, and the arrays have {list(found.shape)}")
+        raise Conflict(f"the file's metadata says shape {said}, and the arrays have {list(found.shape)}")
     return found
 
 
-def _fit(stored: Arrays, declared: Declared) -> Module:
+def _fit(stored: Arrays, declared: PackConfig) -> Module:
     _check_activations(stored)
     weight, scale, zero = stored[_CODES], stored[_SCALE], stored.get(_ZERO)
     if len(weight.shape) != 2 or not all(weight.shape):
@@ -114,7 +114,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
         raise Unread(f"torchao's {_type(declared) or kind}")
     rows, columns = weight.shape
     if len(scale.shape) != 2 or scale.shape[0] != rows or not scale.shape[1]:
-        raise Misfit(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+        raise Conflict(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
     bits, size = _bits(declared), grouped(columns, scale.shape[1], declared)
     if zero is not None:
         shaped(zero, scale.shape)
@@ -133,18 +133,18 @@ def _check_activations(stored: Arrays) -> None:
         raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
 
 
-def _data(declared: Declared, key: str) -> Any:
+def _data(declared: PackConfig, key: str) -> Any:
     """Value of a key of ``_data``; nothing where the file has none."""
     return within(declared.header.get("_data"), key)
 
 
-def _type(declared: Declared) -> str:
+def _type(declared: PackConfig) -> str:
     """The class of a tensor, where the file says it."""
     found = declared.header.get("_type")
     return found if isinstance(found, str) and found.isidentifier() else ""
 
 
-def _bits(declared: Declared) -> int:
+def _bits(declared: PackConfig) -> int:
     """Bits of the one integer type of all matrices; eight where types differ."""
     found = within(declared.settings.get("quant_type"), "default", "_data", "weight_dtype", "_data")
     bits = str(found).removeprefix("int")
@@ -164,17 +164,17 @@ def _unpack(tile: Tile, *, name: str) -> Rows:
 # -- Integers with numbers that are added to the products --------------------------------------------------------------
 
 
-def _fit_sums(weight: StoredTensor, scale: StoredTensor, zero: StoredTensor, declared: Declared) -> Module:
+def _fit_sums(weight: StoredTensor, scale: StoredTensor, zero: StoredTensor, declared: PackConfig) -> Module:
     rows, columns = weight.shape[0], 2 * weight.shape[1]
     of_rows = scale.shape[:1] == (rows,) and (scale.shape[1:] != (rows,) or weight.shape[1] % rows == 0)
     kind = _type(declared) or ("tensor" if of_rows else "Int4Tensor")  # Int4Tensor has a column for each row
     if kind != "Int4Tensor":
         raise Unread(f"torchao's {kind} with zero points that are floats")
     if len(scale.shape) != 2 or scale.shape[1] != rows or not scale.shape[0]:
-        raise Misfit(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+        raise Conflict(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
     shaped(zero, scale.shape)
     if zero.dtype is not scale.dtype:
-        raise Misfit(f"{_SCALE[1:]} is {scale.dtype} and {_ZERO[1:]} {zero.dtype}")
+        raise Conflict(f"{_SCALE[1:]} is {scale.dtype} and {_ZERO[1:]} {zero.dtype}")
     size = grouped(columns, scale.shape[0], declared)
     return Module(
         Scheme(SUM, 4, size, scale.dtype, zeros=True),
@@ -193,7 +193,7 @@ def _unpack_sums(tile: Tile) -> Rows:
 _TALL, _WIDE, _RUN = 8, 128, 64
 
 
-def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
+def _fit_tiles(stored: Arrays, declared: PackConfig) -> Module:
     _check_activations(stored)
     codes, numbers = stored[_CODES], stored[_TILES]
     if codes.dtype is not I32:
@@ -201,12 +201,12 @@ def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
     if len(codes.shape) == 5:
         raise Unread(f"torchao's {_type(declared) or 'tiles'} of several matrices")
     if len(codes.shape) != 4 or codes.shape[2:] != (32, 4) or not all(codes.shape):
-        raise Misfit(f"{_CODES[1:]} has shape {list(codes.shape)}, and tiles are [.., .., 32, 4]")
+        raise Conflict(f"{_CODES[1:]} has shape {list(codes.shape)}, and tiles are [.., .., 32, 4]")
     tall, wide = codes.shape[0] * _TALL, codes.shape[1] * _WIDE
     groups = numbers.shape[0] if numbers.shape else 0
     shaped(numbers, (groups, tall, 2))
     if not groups or wide % groups or wide // groups % 16:
-        raise Misfit(f"{groups:,} groups do not divide rows of {wide:,}")
+        raise Conflict(f"{groups:,} groups do not divide rows of {wide:,}")
     rows, columns = _shape(declared, tall, wide)
     size = min(wide // groups, columns)
     places = merged([(tall // _TALL, wide // _WIDE * _TALL * _RUN), (_TALL, _RUN)])
@@ -223,15 +223,15 @@ def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _shape(declared: Declared, tall: int, wide: int) -> tuple[int, int]:
+def _shape(declared: PackConfig, tall: int, wide: int) -> tuple[int, int]:
     """Rows and columns of the matrix; of a file that says none all of them."""
     shape = _data(declared, "shape")
     if shape is None:
         return tall, wide
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
-        raise Misfit(f"the file's metadata says shape {shape}, and a matrix has two lengths")
+        raise Conflict(f"the file's metadata says shape {shape}, and a matrix has two lengths")
     if shape[0] > tall or shape[1] > wide:
-        raise Misfit(f"the file's metadata says shape {shape}, and tiles have {tall:,} rows of {wide:,} columns")
+        raise Conflict(f"the file's metadata says shape {shape}, and tiles have {tall:,} rows of {wide:,} columns")
     return shape[0], shape[1]
 
 
@@ -249,7 +249,7 @@ def _unpack_tiles(tile: Tile) -> Rows:
 # -- Small floats of MX and NVFP4 --------------------------------------------------------------------------------------
 
 
-def fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: Declared) -> Module:
+def fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: PackConfig) -> Module:
     """Matrix of MX or NVFP4, whose scales are in rows or in blocks."""
     mode = "nvfp4" if scale.dtype is FP8 else "mxfp8" if codes.dtype is FP8 else "mxfp4"
     kind = _data(declared, "elem_dtype")
@@ -257,7 +257,7 @@ def fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None
         raise Unread(f"torchao's {_type(declared) or 'tensor'} of {kind if isinstance(kind, str) else codes.dtype}")
     rows, columns = codes.shape[0], codes.shape[1] * (1 if mode == "mxfp8" else 2)
     if columns % MODES[mode].group_size:
-        raise Misfit(f"groups of {MODES[mode].group_size} do not divide rows of {columns:,}")
+        raise Conflict(f"groups of {MODES[mode].group_size} do not divide rows of {columns:,}")
     groups = columns // MODES[mode].group_size
     scales, blocks = in_rows(scale), scale.shape == (-(-rows // 128) * 32, -(-groups // 4) * 16)
     if blocks:
@@ -363,13 +363,13 @@ def said_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _fit_comfyui(stored: Arrays, declared: Declared) -> Module:
+def _fit_comfyui(stored: Arrays, declared: PackConfig) -> Module:
     said = declared.header
     if SAID in stored:
         said = declared.document(stored[SAID], "comfy_quant", "ComfyUI's matrices")
     kind, weight, scale = said.get("format"), stored[".weight"], stored[".weight_scale"]
     if not isinstance(kind, str):
-        raise Misfit(f"its format is {kind!r}, where {SAID[1:]} or {HEADER} says one")
+        raise Conflict(f"its format is {kind!r}, where {SAID[1:]} or {HEADER} says one")
     if said.get("convrot") or within(said.get("params"), "convrot"):
         raise Unread(f"ComfyUI's {kind} of rotated matrices (convrot)")
     if kind not in _FORMATS:
@@ -377,25 +377,25 @@ def _fit_comfyui(stored: Arrays, declared: Declared) -> Module:
     if ".pre_quant_scale" in stored:
         raise Unread(f"ComfyUI's {kind} with scales of activations that belong to the weights (pre_quant_scale)")
     if weight.dtype is not _FORMATS[kind]:
-        raise Misfit(f"its format is {kind}, and weight is {weight.dtype}")
+        raise Conflict(f"its format is {kind}, and weight is {weight.dtype}")
     if kind in ("mxfp8", "nvfp4"):
         return _fit_blocks(weight, scale, stored.get(".weight_scale_2"), kind)
     return _fit_scaled(stored, declared, suffix=".weight_scale")
 
 
-def _fit_scaled(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
+def _fit_scaled(stored: Arrays, declared: PackConfig, *, suffix: str) -> Module:
     weight, scale = stored[".weight"], stored[suffix]
     if not weight.shape or not math.prod(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and no rows")
+        raise Conflict(f"weight has shape {list(weight.shape)}, and no rows")
     if len(weight.shape) == 3 and len(scale.shape) in (1, 2) and scale.shape[0] == weight.shape[0] > 1:
         raise Unread("ComfyUI's matrices of several experts")
     columns, rows = weight.shape[-1], math.prod(weight.shape[:-1])
     if scale.dtype not in FLOATS:
-        raise Misfit(f"{suffix[1:]} is {scale.dtype}, and a number is expected")
+        raise Conflict(f"{suffix[1:]} is {scale.dtype}, and a number is expected")
     count = math.prod(scale.shape)
     flat = len(weight.shape) <= 2 or len(scale.shape) == len(weight.shape)  # of a convolution: of all axes
     if count != 1 and not (flat and scale.shape[0] == count == weight.shape[0]):
-        raise Misfit(f"{suffix[1:]} has shape {list(scale.shape)}, and weight {list(weight.shape)}")
+        raise Conflict(f"{suffix[1:]} has shape {list(scale.shape)}, and weight {list(weight.shape)}")
     one = count == 1
     number = in_rows(scale._replace(shape=(count, 1)), 0 if one else rows // count)
     what = "FP8" if weight.dtype is FP8 else "FP8 (E5M2)" if weight.dtype is FP8_WIDE else "8-bit"
@@ -408,13 +408,13 @@ def _fit_blocks(weight: StoredTensor, scale: StoredTensor, factor: StoredTensor 
     nvfp4 = kind == "nvfp4"
     rows, groups = matrix(weight)[0], weight.shape[1] * (2 if nvfp4 else 1) // (16 if nvfp4 else 32)
     if nvfp4 != (factor is not None):
-        raise Misfit(f"its format is {kind}, and weight_scale_2 is {'not ' if nvfp4 else ''}there")
+        raise Conflict(f"its format is {kind}, and weight_scale_2 is {'not ' if nvfp4 else ''}there")
     tall, wide = -(-rows // 128), -(-groups // 4)
     wanted = [128 * tall, 4 * wide]
     if scale.dtype not in ((U8, FP8) if nvfp4 else (U8, UE8)) or math.prod(scale.shape) != tall * wide * 512:
-        raise Misfit(f"weight_scale is {scale.dtype} {list(scale.shape)}, and {kind} of {rows:,} rows has {wanted}")
+        raise Conflict(f"weight_scale is {scale.dtype} {list(scale.shape)}, and {kind} of {rows:,} rows has {wanted}")
     blocked = scale._replace(dtype=FP8 if nvfp4 else UE8, shape=(32 * tall, 16 * wide))
-    found = fit_mx(weight, blocked, factor, Declared(COMFYUI, {}, lambda stored: None, {}))
+    found = fit_mx(weight, blocked, factor, PackConfig(COMFYUI, {}, lambda stored: None, {}))
     assert found.unpack is not None
     return found._replace(unpack=partial(_swapped, unpack=found.unpack)) if nvfp4 else found
 
@@ -428,7 +428,7 @@ def _swapped(tile: Tile, *, unpack: Any) -> Rows:
     return found
 
 
-def _fit_alone(stored: Arrays, declared: Declared) -> Module:
+def _fit_alone(stored: Arrays, declared: PackConfig) -> Module:
     codes = stored[""]
     columns, rows = codes.shape[-1], math.prod(codes.shape[:-1])
     scheme = Scheme(_CODE_TYPES[codes.dtype], _BITS, columns, UE8)

@@ -22,9 +22,9 @@ from ckconv.quant.packings.module import (
     U8,
     UE8,
     Arrays,
-    Declared,
-    Misfit,
+    Conflict,
     Module,
+    PackConfig,
     Packing,
     Tile,
     Unread,
@@ -55,7 +55,7 @@ from ckconv.quant.packings.module import (
 _U32 = DTYPES["U32"]
 
 
-def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = False) -> Module:
+def fit_triple(stored: Arrays, declared: PackConfig, *, mode: str, apart: bool = False) -> Module:
     """Triple of codes, scales and, of affine, biases, in this order.
 
     Args:
@@ -67,7 +67,7 @@ def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = F
     words = math.prod(own) * codes.dtype.size
     columns = q.columns(words)
     if not lead or not math.prod(lead) or not q.divides(columns) or q.row_bytes(columns) != words:
-        raise Misfit(f"{codes.name.rpartition('.')[2]} has shape {list(codes.shape)}, which is not {q}")
+        raise Conflict(f"{codes.name.rpartition('.')[2]} has shape {list(codes.shape)}, which is not {q}")
     groups = columns // q.group_size
     if apart:
         shaped(codes, (*lead, groups, q.row_bytes(q.group_size)))
@@ -79,7 +79,7 @@ def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = F
     return Module(Triple(q, number), (*lead, columns), tuple(planes), None, str(q))
 
 
-def _quantization(mode: str, declared: Declared) -> Quantization:
+def _quantization(mode: str, declared: PackConfig) -> Quantization:
     if mode != "affine":
         own = MODES[mode]
         declared.agree("group_size", own.group_size)
@@ -87,7 +87,7 @@ def _quantization(mode: str, declared: Declared) -> Quantization:
     try:
         return quantization(mode, declared.number("bits"), declared.number("group_size"))
     except InputError as error:
-        raise Misfit(error.message) from None
+        raise Conflict(error.message) from None
 
 
 def _packing(name: str, methods: Sequence[str], mode: str, arrays: dict[str, tuple[DType, ...]]) -> Packing:
@@ -126,7 +126,7 @@ MX_PACKINGS = (
 # ``weight_scale`` (compressed-tensors, ModelOpt, Quark): the same for blocks, ``[R, 1]`` or ``[R]`` for rows, else one.
 
 
-def fit_fp8(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
+def fit_fp8(stored: Arrays, declared: PackConfig, *, suffix: str) -> Module:
     """Module of an FP8 ``weight`` and its scales, the array ``suffix``."""
     weight, scale = stored[".weight"], stored[suffix]
     if scale.shape == weight.shape[:1]:  # Quark
@@ -147,7 +147,7 @@ def _said_fp8(scale: StoredTensor, per: int, group: int) -> str:
     return "scales of whole rows" if per == 1 else f"blocks of {per} x {group}"
 
 
-def _blocks(weight: StoredTensor, scale: StoredTensor, declared: Declared) -> tuple[int, int]:
+def _blocks(weight: StoredTensor, scale: StoredTensor, declared: PackConfig) -> tuple[int, int]:
     """Rows and columns that share a scale."""
     rows, columns = weight.shape
     if scale.shape in ((), (1,)):
@@ -157,11 +157,11 @@ def _blocks(weight: StoredTensor, scale: StoredTensor, declared: Declared) -> tu
         grid = tuple(-(-n // block) for n, block in zip(weight.shape, said, strict=True))
         if scale.shape != grid:
             size = f"blocks of {said[0]} x {said[1]} in {list(weight.shape)}"
-            raise Misfit(f"{size} need {list(grid)} scales, and there are {list(scale.shape)}")
+            raise Conflict(f"{size} need {list(grid)} scales, and there are {list(scale.shape)}")
         return said[0], said[1]
     if scale.shape == (rows, 1):
         return 1, columns
-    raise Misfit(
+    raise Conflict(
         f"weight has shape {list(weight.shape)} and its scales {list(scale.shape)}, and no block size is declared"
     )
 
@@ -188,13 +188,13 @@ FP8_PACKINGS = (
 GROUP = 16
 
 
-def _fit_nvfp4(stored: Arrays, declared: Declared) -> Module:
+def _fit_nvfp4(stored: Arrays, declared: PackConfig) -> Module:
     codes, scales, *factors = stored.values()
     triple = fit_triple({".codes": codes, ".scales": scales}, declared, mode="nvfp4")
     if not factors:
         return triple
     if len(triple.shape) != 2:
-        raise Misfit(f"{len(triple.shape) - 1} axes of rows, and one scale of all scales")
+        raise Conflict(f"{len(triple.shape) - 1} axes of rows, and one scale of all scales")
     if factors[0].shape not in ((), (1,)):
         shaped(factors[0], (1,))
     divisor = ".weight_global_scale" in stored
@@ -250,19 +250,19 @@ _STATE = ".weight.quant_state.bitsandbytes__"
 _TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 
-def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: str) -> Module:
+def _fit_bitsandbytes(stored: Arrays, declared: PackConfig, *, codes: str, state: str) -> Module:
     weight, absmax = stored[".weight"], stored[".weight.absmax"]
     said = declared.document(stored[state], "quant_state", "bitsandbytes")
     shape, size, number = said.get("shape"), said.get("blocksize"), _TYPES.get(str(said.get("dtype")))
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
-        raise Misfit(f"quant_state says shape {shape}, and a matrix has two lengths")
+        raise Conflict(f"quant_state says shape {shape}, and a matrix has two lengths")
     if type(size) is not int or not 0 < size <= 1 << 20 or number is None:
-        raise Misfit(f"quant_state says blocksize {size} and dtype {said.get('dtype')}")
+        raise Conflict(f"quant_state says blocksize {size} and dtype {said.get('dtype')}")
     rows, columns = shape
     if columns % 2:
         raise Unread(f"{codes} with rows of an odd number of columns")
     if math.prod(weight.shape) * weight.dtype.size * 2 != rows * columns:
-        raise Misfit(f"weight has shape {list(weight.shape)} {weight.dtype}, and quant_state says {shape}")
+        raise Conflict(f"weight has shape {list(weight.shape)} {weight.dtype}, and quant_state says {shape}")
     blocks = -(-rows * columns // size)
     shaped(absmax, (blocks,))
     _check_map(stored[".weight.quant_map"], codes, declared)
@@ -270,11 +270,11 @@ def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: 
     many, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
     if absmax.dtype is U8:
         if nested is None or inner is None or type(many) is not int or many < 1 or not isinstance(offset, float):
-            raise Misfit("absmax is quantized, and its nested_absmax, nested_quant_map or quant_state are not there")
+            raise Conflict("absmax is quantized, and its nested_absmax, nested_quant_map or quant_state are not there")
         shaped(nested, (-(-blocks // many),))
         shaped(inner, (256,))
     elif nested is not None or inner is not None:
-        raise Misfit("absmax is F32, and there are nested_absmax or nested_quant_map")
+        raise Conflict("absmax is F32, and there are nested_absmax or nested_quant_map")
     group = math.gcd(size, columns)
     return Module(
         Scheme(codes, 4, group, F32, library=number),
@@ -291,7 +291,7 @@ def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: 
     )
 
 
-def _check_map(stored: StoredTensor, codes: str, declared: Declared) -> None:
+def _check_map(stored: StoredTensor, codes: str, declared: PackConfig) -> None:
     shaped(stored, (16,))
     found = declared.integers_of(stored)
     if found is not None and not np.array_equal(found.view("<f4"), np.array(MAPS[codes], np.float32)):
@@ -321,11 +321,11 @@ def _scales(tile: Tile, blocks: Any, many: int, offset: float) -> Floats:
     return made
 
 
-def _fit_parts(stored: Arrays, declared: Declared) -> Module:
+def _fit_parts(stored: Arrays, declared: PackConfig) -> Module:
     weight, scale = stored[".weight"], stored[".SCB"]
     rows, columns = matrix(weight)
     if math.prod(scale.shape) != rows:
-        raise Misfit(f"SCB has shape {list(scale.shape)}, and weight {list(weight.shape)}")
+        raise Conflict(f"SCB has shape {list(scale.shape)}, and weight {list(weight.shape)}")
     form = stored.get(".weight_format")
     found = declared.integers_of(form) if form else None
     if found is not None and found.any():

@@ -18,9 +18,9 @@ from ckconv.quant.packings.module import (
     I64,
     U8,
     Arrays,
-    Declared,
-    Misfit,
+    Conflict,
     Module,
+    PackConfig,
     Packing,
     Tile,
     Unread,
@@ -61,15 +61,15 @@ def _like(stored: Arrays) -> bool:
     return len(weight) == len(zeros) == 2 and weight[1] == zeros[1]
 
 
-def _fit_awq(stored: Arrays, declared: Declared) -> Module:
+def _fit_awq(stored: Arrays, declared: PackConfig) -> Module:
     weight, scales, zeros = (stored[suffix] for suffix in (".qweight", ".scales", ".qzeros"))
     if len(weight.shape) != 2 or len(scales.shape) != 2 or not all((*weight.shape, *scales.shape)):
-        raise Misfit("qweight and scales are not matrices")
+        raise Conflict("qweight and scales are not matrices")
     (columns, many), (groups, rows) = weight.shape, scales.shape
     bits, mine = many * 32 // rows, declared.method in AUTO_ROUND
     if many * 32 != bits * rows or bits not in (range(4, 8) if mine else (4,)) or many % run(bits):
         made = "4 to 7 bits" if mine else "4 bits"
-        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {made}")
+        raise Conflict(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {made}")
     declared.agree("bits", bits)
     shaped(zeros, (groups, many))
     version = str(declared.settings.get("version") or "gemm").lower()
@@ -77,7 +77,7 @@ def _fit_awq(stored: Arrays, declared: Declared) -> Module:
         raise Unread(f"AWQ of version {version}")
     packed = declared.settings.get("packing_format")
     if mine and packed not in ("auto_round:auto_awq", "auto_round:awq"):
-        raise Misfit(f"quantization_config says packing_format {packed}, and it is stored as AWQ")
+        raise Conflict(f"quantization_config says packing_format {packed}, and it is stored as AWQ")
     size = grouped(columns, groups, declared)
     per, words = together(bits), run(bits)
     return Module(
@@ -133,15 +133,15 @@ _LESS |= {"auto_round:auto_gptq", "auto_round:gptq", "auto"}
 _AS_THEY_ARE |= {"auto_round", "auto_round:gptqmodel"}
 
 
-def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
+def _fit_gptq(stored: Arrays, declared: PackConfig) -> Module:
     weight, scales, zeros = (stored[suffix] for suffix in (".qweight", ".scales", ".qzeros"))
     if not all(len(array.shape) == 2 for array in (weight, scales, zeros)):
-        raise Misfit("qweight, qzeros and scales are not matrices")
+        raise Conflict("qweight, qzeros and scales are not matrices")
     groups, rows = scales.shape
     if weight.shape[1] != rows:
-        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}")
+        raise Conflict(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}")
     if not rows or not groups or zeros.shape[0] != groups or zeros.shape[1] * 32 % rows:
-        raise Misfit(f"qzeros has shape {list(zeros.shape)}, scales {list(scales.shape)}")
+        raise Conflict(f"qzeros has shape {list(zeros.shape)}, scales {list(scales.shape)}")
     bits = zeros.shape[1] * 32 // rows
     declared.agree("bits", bits)
     if bits not in _GPTQ_READ:
@@ -149,7 +149,7 @@ def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
     for array, words in ((weight, weight.shape[0]), (zeros, zeros.shape[1])):
         if words % run(bits):
             name = array.name.rpartition(".")[2]
-            raise Misfit(f"{name} has shape {list(array.shape)}, which is not whole runs of 32 codes of {bits} bits")
+            raise Conflict(f"{name} has shape {list(array.shape)}, which is not whole runs of 32 codes of {bits} bits")
     columns = weight.shape[0] * 32 // bits
     size = grouped(columns, groups, declared)
     promised = "desc_act is true" if declared.settings.get("desc_act") else ""
@@ -157,11 +157,11 @@ def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
     key = "packing_format" if AUTO_ROUND & {declared.method} else "checkpoint_format"
     version = declared.settings.get(key) or None
     if version is not None and not isinstance(version, str):
-        raise Misfit(f"quantization_config says {key} {version!r}, which is no text")
+        raise Conflict(f"quantization_config says {key} {version!r}, which is no text")
     if key == "packing_format" and version is None and declared.settings.get("checkpoint_format"):
         raise Unread("auto-round's GPTQ with a checkpoint_format in place of its packing_format")
     if version in ("auto_round:auto_awq", "auto_round:awq"):
-        raise Misfit(f"quantization_config says {key} {version}, and it is stored as GPTQ")
+        raise Conflict(f"quantization_config says {key} {version}, and it is stored as GPTQ")
     if version not in _LESS | _AS_THEY_ARE | _PLANES:
         raise Unread(f"GPTQ with {key} {version}")
     if bits in (5, 6, 7) and key == "checkpoint_format" and version not in _PLANES:
@@ -215,11 +215,11 @@ GPTQ_PACKINGS = (
 _MANY, _BITS, _MIDDLE = 4, 2, 1
 
 
-def _fit_bitnet(stored: Arrays, declared: Declared) -> Module:
+def _fit_bitnet(stored: Arrays, declared: PackConfig) -> Module:
     weight, scale = stored[".weight"], stored[".weight_scale"]
     quarter, columns = matrix(weight)
     if scale.shape not in ((), (1,)):
-        raise Misfit(f"weight_scale has shape {list(scale.shape)}, and a ternary matrix has one scale")
+        raise Conflict(f"weight_scale has shape {list(scale.shape)}, and a ternary matrix has one scale")
     if declared.settings.get("use_rms_norm"):
         raise Unread("ternary with norms of its own")
     rows = _MANY * quarter
@@ -261,7 +261,7 @@ BITNET_PACKINGS = (
 # and ``torch/export/nn/modules/realquantizer.py`` of amd-quark 0.13.
 
 
-def _fit_quark(stored: Arrays, declared: Declared) -> Module:
+def _fit_quark(stored: Arrays, declared: PackConfig) -> Module:
     weight, scale, zero = stored[".weight"], stored[".weight_scale"], stored[".weight_zero_point"]
     whole = within(declared.settings, "global_quant_config", "weight")
     kind = within(whole, "dtype")
@@ -270,10 +270,10 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
     if declared.settings.get("layer_quant_config"):
         raise Unread(f"Quark's {kind} with other types for some layers (layer_quant_config)")
     if len(weight.shape) != 2 or len(scale.shape) != 2 or not all((*weight.shape, *scale.shape)):
-        raise Misfit("weight and weight_scale are not matrices")
+        raise Conflict("weight and weight_scale are not matrices")
     (columns, many), (groups, rows) = weight.shape, scale.shape
     if many * 8 != rows:
-        raise Misfit(f"weight has shape {list(weight.shape)}, weight_scale {list(scale.shape)}, which is not 4 bits")
+        raise Conflict(f"weight has shape {list(weight.shape)}, weight_scale {list(scale.shape)}, which is not 4 bits")
     shaped(zero, (groups, many))
     size = grouped(columns, groups, declared._replace(settings={"group_size": within(whole, "group_size")}))
     places = () if within(declared.settings, "export", "pack_method") == "order" else PLACES
@@ -286,7 +286,7 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _named(stored: Arrays, declared: Declared) -> Module:
+def _named(stored: Arrays, declared: PackConfig) -> Module:
     raise Unread(f"Quark's {within(declared.settings, 'global_quant_config', 'weight', 'dtype')}")
 
 
@@ -326,7 +326,7 @@ QUARK_PACKINGS = (
 _COMPRESSED_READ = range(2, 9)
 
 
-def _packed(stored: Arrays, declared: Declared) -> Module:
+def _packed(stored: Arrays, declared: PackConfig) -> Module:
     weight, scale = stored[".weight_packed"], stored[".weight_scale"]
     matrix(weight)
     rows, columns = _shape(stored, declared)
@@ -340,7 +340,7 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
             raise Unread(f"{bits}-bit pack-quantized with so few columns that versions before 0.19 are not told apart")
     elif bits not in _COMPRESSED_READ or weight.shape[1] != -(-columns * bits // 32):
         made = f"{rows:,} rows of {columns:,} columns (weight_shape)"
-        raise Misfit(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")
+        raise Conflict(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")
     array, groups, size = _scales(scale, rows, columns, declared)
     zeros = None
     if zero := _zero(stored, declared):
@@ -363,7 +363,7 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _plain(stored: Arrays, declared: Declared) -> Module:
+def _plain(stored: Arrays, declared: PackConfig) -> Module:
     weight, scale = stored[".weight"], stored[".weight_scale"]
     rows, columns = matrix(weight)
     declared.agree("bits", 8)
@@ -381,7 +381,7 @@ def _plain(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _shape(stored: Arrays, declared: Declared) -> tuple[int, int]:
+def _shape(stored: Arrays, declared: PackConfig) -> tuple[int, int]:
     """Rows and columns; what the words can hold where only headers are there."""
     weight, shape = stored[".weight_packed"], stored[".weight_shape"]
     shaped(shape, (2,))
@@ -390,23 +390,23 @@ def _shape(stored: Arrays, declared: Declared) -> tuple[int, int]:
         return weight.shape[0], weight.shape[1] * 32 // (declared.number("bits") or 32)
     rows, columns = int(found[0]), int(found[1])
     if rows != weight.shape[0] or columns < 1:
-        raise Misfit(f"weight_shape is {[rows, columns]}, and weight_packed has shape {list(weight.shape)}")
+        raise Conflict(f"weight_shape is {[rows, columns]}, and weight_packed has shape {list(weight.shape)}")
     return rows, columns
 
 
-def _scales(scale: StoredTensor, rows: int, columns: int, declared: Declared) -> tuple[Array, int, int]:
+def _scales(scale: StoredTensor, rows: int, columns: int, declared: PackConfig) -> tuple[Array, int, int]:
     """The array, the scales of a row, and the columns of each."""
     if scale.shape in ((), (1,), (1, 1)):
         return in_rows(scale, 0), 1, columns
     if len(scale.shape) != 2 or scale.shape[0] != rows or not scale.shape[1]:
-        raise Misfit(f"weight_scale has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+        raise Conflict(f"weight_scale has shape {list(scale.shape)}, and the matrix {rows:,} rows")
     return in_rows(scale), scale.shape[1], grouped(columns, scale.shape[1], declared)
 
 
-def _zero(stored: Arrays, declared: Declared) -> StoredTensor | None:
+def _zero(stored: Arrays, declared: PackConfig) -> StoredTensor | None:
     zero = stored.get(".weight_zero_point")
     if zero is None and declared.settings.get("symmetric") is False:
-        raise Misfit("symmetric is false, and there is no weight_zero_point")
+        raise Conflict("symmetric is false, and there is no weight_zero_point")
     return zero
 
 
@@ -481,12 +481,12 @@ HQQ_BESIDE = (
 )
 
 
-def _fit_hqq(stored: Arrays, declared: Declared) -> Module:
+def _fit_hqq(stored: Arrays, declared: PackConfig) -> Module:
     if ".zero_scale" in stored:
         raise Unread("HQQ with scales and zero points in one array (offload_meta)")
     missing = [suffix for suffix in HQQ_BESIDE[:2] + HQQ_BESIDE[3:7] if suffix not in stored]
     if missing:
-        raise Misfit(f"there is no {missing[0][1:]}")
+        raise Conflict(f"there is no {missing[0][1:]}")
     said = {suffix: _hqq_numbers(stored[suffix], declared, suffix) for suffix in (".shape", ".group_size", ".axis")}
     said[".packing"] = _hqq_numbers(stored[".packing"], declared, ".packing", U8)
     packing, weight, scale, zero = _hqq_text(said[".packing"]), stored[".W_q"], stored[".scale"], stored[".zero"]
@@ -497,16 +497,16 @@ def _fit_hqq(stored: Arrays, declared: Declared) -> Module:
     if packing not in _HQQ_CODES:
         raise Unread(f"HQQ with packing {packing}")
     if len(shape) != 2 or not all(0 < length < 1 << 32 for length in shape) or size < 1 or axis not in (0, 1):
-        raise Misfit(f"it says shape {shape}, group_size {size} and axis {axis}")
+        raise Conflict(f"it says shape {shape}, group_size {size} and axis {axis}")
     rows, columns = shape
     bits, parts, unit = _HQQ_CODES[packing]
     groups, rest = divmod(rows * columns, size)
     if rest:
-        raise Misfit(f"groups of {size} do not divide {rows * columns:,} codes")
+        raise Conflict(f"groups of {size} do not divide {rows * columns:,} codes")
     lines = groups if axis else size  # of what was packed, whose first axis is cut into parts
     elements = -(-lines // parts) * (rows * columns // lines)
     if weight.extent.nbytes != elements * unit or (lines % parts and bits != 3):
-        raise Misfit(f"W_q has shape {list(weight.shape)} {weight.dtype}, which is not {packing} of {shape}")
+        raise Conflict(f"W_q has shape {list(weight.shape)} {weight.dtype}, which is not {packing} of {shape}")
     shaped(scale, (groups, 1) if axis else (1, groups))
     shaped(zero, scale.shape)
     if columns % size if axis else groups % columns:
@@ -528,11 +528,11 @@ def _fit_hqq(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _hqq_numbers(stored: StoredTensor, declared: Declared, suffix: str, *types: DType) -> list[int]:
+def _hqq_numbers(stored: StoredTensor, declared: PackConfig, suffix: str, *types: DType) -> list[int]:
     """Integers of a small array; bytes of a text where these types say so."""
     if stored.dtype not in (types or (I32, I64)):
         expected = "bytes of a text" if types else "integers"
-        raise Misfit(f"{suffix[1:]} is {stored.dtype}, {expected} expected")
+        raise Conflict(f"{suffix[1:]} is {stored.dtype}, {expected} expected")
     found = declared.integers_of(stored) if stored.extent.nbytes <= 64 else None
     if found is None:
         raise Unread("HQQ without its settings")

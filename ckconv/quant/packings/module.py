@@ -26,7 +26,7 @@ FLOATS = (F32, BF16, F16)
 AUTO_ROUND = frozenset({"auto-round", "intel/auto-round"})
 
 
-class Misfit(Exception):
+class Conflict(Exception):
     """Contradiction of arrays and declarations: the end of a sentence."""
 
 
@@ -34,7 +34,7 @@ class Unread(Exception):
     """Name of a sound layout that is not read."""
 
 
-class Declared(NamedTuple):
+class PackConfig(NamedTuple):
     """Settings that the configuration declares of one module.
 
     ``None`` for what it does not say.
@@ -64,7 +64,7 @@ class Declared(NamedTuple):
         """
         value = self.number(key)
         if value is not None and value != found:
-            raise Misfit(f"quantization_config says {key} {value}, and the arrays hold {found}")
+            raise Conflict(f"quantization_config says {key} {value}, and the arrays hold {found}")
 
     def document(self, stored: StoredTensor, name: str, whose: str) -> Mapping[str, Any]:
         """The JSON object whose bytes a small array holds.
@@ -81,7 +81,7 @@ class Declared(NamedTuple):
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise Misfit(f"{name} is no JSON object")
+            raise Conflict(f"{name} is no JSON object")
         return said
 
 
@@ -125,7 +125,7 @@ class Tile(NamedTuple):
 
 
 class Module(NamedTuple):
-    """Layout of a module's arrays for :class:`ckconv.core.tensors.Packed`.
+    """Layout of a module's arrays for :class:`ckconv.core.tensors.PackedMatrix`.
 
     Attributes:
         scheme: type of the rows that ``unpack`` makes; of a triple they are those of the arrays side by side, as which
@@ -176,7 +176,7 @@ class Packing(NamedTuple):
     name: str
     methods: frozenset[str]
     arrays: Mapping[str, tuple[DType, ...]]
-    fit: Callable[[Arrays, Declared], Module]
+    fit: Callable[[Arrays, PackConfig], Module]
     dense: str = ".weight"
     like: Callable[[Arrays], bool] = lambda stored: True
     declared: bool = False
@@ -237,7 +237,7 @@ def matrix(stored: StoredTensor) -> tuple[int, int]:
     """
     if len(stored.shape) != 2 or not all(stored.shape):
         name = stored.name.rpartition(".")[2]
-        raise Misfit(f"{name} has shape {list(stored.shape)}, and is not a matrix")
+        raise Conflict(f"{name} has shape {list(stored.shape)}, and is not a matrix")
     return stored.shape[0], stored.shape[1]
 
 
@@ -256,13 +256,13 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
     """
     if stored.shape != shape:
         name = stored.name.rpartition(".")[2]
-        raise Misfit(f"{name} has shape {list(stored.shape)}, the other arrays make it {list(shape)}")
+        raise Conflict(f"{name} has shape {list(stored.shape)}, the other arrays make it {list(shape)}")
 
 
 # -- Groups of columns that share a scale: runs, or given by an index --------------------------------------------------
 
 
-def grouped(columns: int, groups: int, declared: Declared) -> int:
+def grouped(columns: int, groups: int, declared: PackConfig) -> int:
     """Columns of a group.
 
     Raises:
@@ -271,18 +271,18 @@ def grouped(columns: int, groups: int, declared: Declared) -> int:
     size = declared.number("group_size")
     size = columns // max(groups, 1) if size is None else columns if size in (-1, 0) else size
     if size < 1 or columns % size:
-        raise Misfit(f"groups of {size} do not divide rows of {columns:,}")
+        raise Conflict(f"groups of {size} do not divide rows of {columns:,}")
     if columns // size != groups:
-        raise Misfit(f"quantization_config makes {columns // size:,} groups of {size}, and scales has {groups:,}")
+        raise Conflict(f"quantization_config makes {columns // size:,} groups of {size}, and scales has {groups:,}")
     return size
 
 
-def said(size: int, declared: Declared) -> str:
+def said(size: int, declared: PackConfig) -> str:
     """The groups, for people."""
     return "scales of whole rows" if declared.number("group_size") in (-1, 0) else f"groups of {size}"
 
 
-def ordered(stored: Arrays, suffix: str, size: int, groups: int, declared: Declared, promised: str) -> Array | None:
+def ordered(stored: Arrays, suffix: str, size: int, groups: int, declared: PackConfig, promised: str) -> Array | None:
     """Index of the columns, where groups are scattered over the row.
 
     Args:
@@ -293,12 +293,12 @@ def ordered(stored: Arrays, suffix: str, size: int, groups: int, declared: Decla
     """
     if suffix not in stored:
         if promised:
-            raise Misfit(f"{promised}, and there is no {suffix[1:]}")
+            raise Conflict(f"{promised}, and there is no {suffix[1:]}")
         return None
     shaped(stored[suffix], (size * groups,))
     found, index = declared.integers_of(stored[suffix]), in_rows(stored[suffix], 0)
     if found is None:
         return index
     if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
-        raise Misfit(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
+        raise Conflict(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
     return index if (found.reshape(groups, size) != np.arange(groups)[:, None]).any() else None
