@@ -125,7 +125,7 @@ class Tile(NamedTuple):
 
 
 class Module(NamedTuple):
-    """Layout of a module's arrays for :class:`ckconv.core.tensors.PackedMatrix`.
+    """Layout of a module's arrays, for ``core.tensors.PackedMatrix``.
 
     Attributes:
         scheme: type of the rows that ``unpack`` makes; of a triple they are those of the arrays side by side, as which
