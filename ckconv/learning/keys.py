@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ckconv.families import axes as shapes, expressions
 from ckconv.families.keys import ANY, NONE, TABLES_OF_ROPE, Kind, Parameter, ParameterCell
 from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
-from ckconv.learning.pair import FAILS, Guess, Overlay, Pair
+from ckconv.learning.pair import FAILS, Guess, Pair
 from ckconv.learning.rows import Rows
 
 #: What a number is compared as: the metadata holds float32.
@@ -128,13 +129,9 @@ class Keys:
         return True
 
     def _metadata(self, key: str) -> None:
-        owners = [name for name, row in self._base.parameters.items()
-                  for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
-        others = [name for name, row in self._base.parameters.items()
-                  for cell in row.key_cells("gguf") if cell.key == key and cell.alias]  # fmt: skip
+        owners, others = (_keyed_by(self._base, "gguf", key, alias=alias) for alias in (False, True))
         foreign = {name: self._families[family] for name, family in self._foreign.items()}
-        adopted = {name: family for name, family in foreign.items()
-                   if any(cell.key == key for cell in family.parameters[name].key_cells("gguf"))}  # fmt: skip
+        adopted = {name: family for name, family in foreign.items() if name in _keyed_by(family, "gguf", key)}
         for name, family in adopted.items():
             if self._agrees(family, name, key):
                 self._explain(family, name, key)
@@ -231,16 +228,11 @@ class Keys:
 
     def _taken(self, key: str, name: str, preferred: Sequence[str]) -> bool:
         """Another parameter of the base reads the key of config.json."""
-        return any(
-            cell.key == key and other != name and other not in preferred
-            for other, row in self._base.parameters.items()
-            for cell in row.key_cells("hf")
-        )
+        return any(other not in (name, *preferred) for other in _keyed_by(self._base, "hf", key))
 
     def _usual(self, key: str) -> str:
         """Name that most families give the parameter of a metadata key."""
-        names = [name for family in self._families.values() for name, row in family.parameters.items()
-                 for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
+        names = [name for family in self._families.values() for name in _keyed_by(family, "gguf", key, alias=False)]
         return max(names, key=names.count) if names else re.sub(r"\W", "_", key)
 
     def _by_value(self, key: str, name: str) -> None:
@@ -263,7 +255,7 @@ class Keys:
         chosen = related or (alike if differs else free if telling and len(free) == 1 else [])
         if chosen and (differs or telling or _words(chosen[0]) == _words(key)):
             self.explained.add(key)
-            readers = (other for other in self._base.parameters if other != name and self._reads(other, chosen[0]))
+            readers = (other for other in _keyed_by(self._base, "hf", chosen[0]) if other != name)
             mine = (other for other in self.parameters if other != name
                     and any(_key(cell) == chosen[0] for cell in self._own(other).get("hf", ())))  # fmt: skip
             holder = next(iter((*mine, *(one for one in readers if self._stated(one)))), None)
@@ -320,16 +312,15 @@ class Keys:
     def _free(self, key: str) -> bool:
         """Whether the base has no rule for the key but a modifier."""
         row = self._base.document.keys.keys.get(key)
-        return row is None or row.kind is Kind.MODIFIER or any(self._reads(name, key) for name in self._base.parameters)
+        return row is None or row.kind is Kind.MODIFIER or bool(_keyed_by(self._base, "hf", key))
 
     def _says_another(self, one: str, key: str) -> bool:
         """Whether a shipped family reads the key for another metadata key."""
         theirs = {
             cell.key
             for family in self._families.values()
-            for row in family.parameters.values()
-            if any(cell.key == one for cell in row.key_cells("hf"))
-            for cell in row.key_cells("gguf")
+            for name in _keyed_by(family, "hf", one)
+            for cell in family.parameters[name].key_cells("gguf")
         }
         return key not in theirs and any(other in pair.keys for pair in self._pairs for other in theirs)
 
@@ -436,13 +427,13 @@ class Keys:
 
     def returned(self, key: str, value: Any) -> bool:
         """Write a key of config.json as found, not as the base makes it."""
-        rows = self._base.parameters.items()
-        made = next((n for n, row in rows if row.value and any(cell.key == key for cell in row.key_cells("hf"))), "")
+        readers = _keyed_by(self._base, "hf", key)
+        made = next((name for name in readers if self._base.parameters[name].value), "")
         if made and made not in self._given and all(value == pair.document.get(key) for pair in self._pairs):
             self._given.add(made)
             self.parameters[made] = {"value": _text(value), "hf": [key]}
             return True
-        name = next((name for name in self._base.parameters if self._reads(name, key)), "")
+        name = next(iter(readers), "")
         if name and name not in self._given:
             self._given.add(name)
             row = self.parameters.setdefault(name, {})
@@ -479,7 +470,7 @@ class Keys:
                     if rule is not None and rule.names <= self._base.parameters.keys() - {row.name}:
                         try:
                             if all(rule.value(guess) == one for guess, one in zip(self._mine, said, strict=True)):
-                                deep = rule.value(Overlay(self._mine[0], {"layers": _DEEP}))
+                                deep = rule.value(ChainMap({"layers": _DEEP}, self._mine[0]))  # type: ignore[arg-type]
                                 found.setdefault(json.dumps(deep), []).append(rule)
                         except FAILS:
                             continue
@@ -563,9 +554,6 @@ class Keys:
                     self.parameters[name] = {"gguf": [{"shape": ["token_embd.weight", 0]}]}
                 elif value is not None and all(guess[name] == value for guess in self._mine):
                     self.fixed(name, value, value)
-
-    def _reads(self, name: str, key: str) -> bool:
-        return any(cell.key == key for cell in self._base.parameters[name].key_cells("hf"))
 
     def _ask(self, key: str, text: str) -> None:
         if key not in self._confirmed:
@@ -698,6 +686,15 @@ class Keys:
         if missing:
             distinct.append(NONE)
         return distinct[0] if len(distinct) == 1 and distinct != [[]] else distinct
+
+
+def _keyed_by(family: Family, format: str, key: str, *, alias: bool | None = None) -> list[str]:
+    """Parameters of a family by a key; ``alias``: whether they only read it."""
+    return [
+        name
+        for name, row in family.parameters.items()
+        if any(cell.key == key and alias in (None, cell.alias) for cell in row.key_cells(format))
+    ]
 
 
 def same(one: Any, other: Any) -> bool:

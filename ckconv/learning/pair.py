@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -258,7 +259,7 @@ class Guess(Mapping[str, Any]):
 
     def with_it(self, expression: expressions.Expression, it: Any) -> Any:
         """The expression over a stored or a read value."""
-        return expression.value(Overlay(self, {"it": it, "stated": list(self)}))
+        return expression.value(ChainMap({"it": it, "stated": list(self)}, self))  # type: ignore[arg-type]
 
     def size(self, letter: str) -> int:
         """Elements of an axis.
@@ -278,22 +279,6 @@ class Guess(Mapping[str, Any]):
         """Whether a layer is of a kind."""
         value = expression.value(_Kinds(self, layer))
         return bool(value[layer] if isinstance(value, list) else value)
-
-
-class Overlay(Mapping[str, Any]):
-    """Values, and others in place of some."""
-
-    def __init__(self, values: Mapping[str, Any], more: Mapping[str, Any]) -> None:
-        self._values, self._more = values, more
-
-    def __getitem__(self, name: str) -> Any:
-        return self._more[name] if name in self._more else self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._more, *self._values))
-
-    def __len__(self) -> int:
-        return len(self._more) + len(self._values)
 
 
 class _Kinds(Mapping[str, Any]):
