@@ -99,8 +99,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
         if lost:
             unsupported.append(f"rows of {len(lost)} lora_b ({lost[0]}, ...) are in the order of heads, {BY_BASE}")
             unknown += tuple(tensor for tensor in file.tensors if tensor.name in lost)
-    if model is not None:
-        check_fits(collected.modules, collected.tensors, model, path, found_base.index if found_base else None)
+    check_fits(collected, found_base, path)
     adapter = Adapter("LoRA", base_name, collected.modules, tuple(unsupported), model)
     facts = {"kind": "adapter", "method": "LoRA", "modules": len(adapter.modules), "alignment": file.alignment}
     return TensorIndex(

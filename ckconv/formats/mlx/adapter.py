@@ -15,18 +15,19 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families import schema, towers
 from ckconv.families.adapters import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
 from ckconv.families.names import MLX
-from ckconv.formats.safetensors import files, write
+from ckconv.formats.safetensors import write
 from ckconv.formats.safetensors.adapter import (
     Base,
     Opener,
     adapter_index,
     check_fits,
+    config_beside,
     container,
     positive,
     read_adapter_document,
     with_base,
 )
-from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, SafetensorsFile, read_safetensors
+from ckconv.formats.safetensors.container import MLX_NAME, SafetensorsFile, read_safetensors
 from ckconv.io.json import shown
 from ckconv.plan.adapters import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.plan.steps import Piece, Plan
@@ -65,14 +66,7 @@ def open_mlx_adapter(
         follow_links: links out of the directory are followed.
     """
     root = path if path.is_dir() else path.parent
-    weights, config_path = (
-        files.regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, ADAPTER_CONFIG)
-    )
-    if weights is None:
-        raise InputError("adapter.config", f"there is no {MLX_NAME}", path=root)
-    if config_path is None:
-        message = f"there is no {ADAPTER_CONFIG} beside the tensors, and only it holds the scale"
-        raise UnsupportedError("adapter.unsupported", message, path=root)
+    weights, config_path = config_beside(root, MLX_NAME, "the scale", follow_links=follow_links)
     document = read_adapter_document(config_path)
     method = document.get("fine_tune_type", "lora")
     if not isinstance(method, str) or method not in _METHODS:
@@ -122,8 +116,7 @@ def _index(
             unsupported.append(f"the configuration does not select {quoted(module)}, so mlx-lm refuses it")
         collector.add(name, module, read, shape, embedding=embedding, outputs=outputs)
     collected = collector.finish()
-    if model is not None:
-        check_fits(collected.modules, collected.tensors, model, root, found_base.index if found_base else None)
+    check_fits(collected, found_base, root)
     unsupported += [
         f"no rule for tensor {quoted(tensor.name)}"
         for tensor in unknown

@@ -55,6 +55,7 @@ from ckconv.formats.safetensors.adapter import (
     Opener,
     adapter_index,
     check_fits,
+    config_beside,
     positive,
     read_adapter_document,
     with_base,
@@ -67,7 +68,7 @@ from ckconv.formats.safetensors.container import (
     WRAPPERS,
     SafetensorsFile,
 )
-from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
+from ckconv.formats.safetensors.files import PickleReader, read_weights
 from ckconv.io.json import PLAIN, Clock, Matcher, compiled, shown
 
 # Which modules of the base peft changes: the selections and patterns of an ``adapter_config.json``.
@@ -605,19 +606,11 @@ def open_peft(
         UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``pt.content``.
     """
     root = _root(path)
-    weights, pickled, config_path = (
-        regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, PEFT_PICKLE, ADAPTER_CONFIG)
+    weights, config_path = config_beside(
+        root, PEFT_NAME, "rank and alpha", follow_links=follow_links, pickle=PEFT_PICKLE
     )
-    if weights is None and pickled is None:
-        raise InputError("adapter.config", f"there is no {PEFT_NAME}", path=root)
-    if config_path is None:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            f"there is no {ADAPTER_CONFIG} beside the tensors, and only it holds rank and alpha",
-            path=root,
-        )
     config = read_peft_config(config_path)
-    file = read_weights(weights or root / PEFT_PICKLE, read_pickle)
+    file = read_weights(weights, read_pickle)
     for word, instead in _WRAPPED_IN.items():
         if name := next((tensor.name for tensor in file.tensors if word in tensor.name), ""):
             message = f"names hold {quoted(word)}, and peft ignores tensors of such names: {quoted(name)}"
@@ -648,8 +641,8 @@ def _index(
     collected = collector.finish()
     if model is not None:
         collected = experts_together(collected, model)
-    if model is not None and not unsupported:  # what has no rule has no shape to be held against either
-        check_fits(collected.modules, collected.tensors, model, root, found_base.index if found_base else None)
+    if not unsupported:  # what has no rule has no shape to be held against either
+        check_fits(collected, found_base, root)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     method = {"IA3": "IA3", TOKENS: "trainable tokens"}.get(config.method, "DoRA" if config.dora else "LoRA")
     adapter = Adapter(

@@ -15,12 +15,10 @@ from ckconv.core.late import dataclass
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
 from ckconv.core.tensors import (
     Adapter,
-    AdapterModule,
     DroppedTensor,
     MetadataKind,
     Role,
     StoredTensor,
-    Tensor,
     TensorIndex,
     effective_scale,
 )
@@ -37,7 +35,7 @@ from ckconv.families.adapters import (
 )
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MAX_JSON, SafetensorsFile
-from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
+from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, regular_file
 from ckconv.formats.safetensors.write import Shards, check_opens
 from ckconv.io.json import Document, parse_object, read_document, read_object
 from ckconv.plan.steps import Container
@@ -113,17 +111,13 @@ def _from_document(path: Path) -> Base | None:
     return Base(huggingface_config(document, family, (), path)) if family else None
 
 
-def check_fits(
-    modules: Mapping[str, AdapterModule],
-    tensors: Mapping[str, Tensor],
-    config: ModelConfig,
-    path: Path,
-    base: TensorIndex | None = None,
-) -> None:
+def check_fits(found: Collected, base: Base | None, path: Path) -> None:
     """Check that modules and LoRA shapes are those of the base model."""
+    if base is None:
+        return
     faults = Faults(path)
-    for module in modules.values():
-        shape = matrix_shape(module.name, config)
+    for module in found.modules.values():
+        shape = matrix_shape(module.name, base.config)
         if shape is None and (".experts." in module.name or Role.B not in module.roles):
             continue  # one of many experts has no matrix of its own; a norm is none
         if shape is None:
@@ -132,11 +126,11 @@ def check_fits(
             continue
         if Role.B not in module.roles:
             continue
-        a, b = tensors[f"{module.name}.{Role.A.value}"], tensors[f"{module.name}.{Role.B.value}"]
+        a, b = (found.tensors[f"{module.name}.{role.value}"] for role in (Role.A, Role.B))
         made = (*b.shape[:-1], a.shape[-1])
         if made != shape:
             message = f"{quoted(module.path)} changes a matrix of {list(made)}, the base has {list(shape)}"
-            hint = resized_first(module.name, made, shape, base)
+            hint = resized_first(module.name, made, shape, base.index)
             faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape), hint=hint)
     faults.check()
 
@@ -177,6 +171,22 @@ def positive(value: object) -> float | None:
 
 
 # The files of an adapter directory, of peft's and of mlx-lm's.
+
+
+def config_beside(root: Path, weights: str, only: str, *, follow_links: bool, pickle: str = "") -> tuple[Path, Path]:
+    """File of tensors and configuration of an adapter's directory.
+
+    Args:
+        weights: name of the file of tensors; ``pickle``: another name that it may have.
+        only: facts that the configuration alone has.
+    """
+    files = [regular_file(root, name, follow_links=follow_links) for name in (weights, *([pickle] if pickle else []))]
+    if (file := next(filter(None, files), None)) is None:
+        raise InputError("adapter.config", f"there is no {weights}", path=root)
+    if (config := regular_file(root, ADAPTER_CONFIG, follow_links=follow_links)) is None:
+        message = f"there is no {ADAPTER_CONFIG} beside the tensors, and only it holds {only}"
+        raise UnsupportedError("adapter.unsupported", message, path=root)
+    return file, config
 
 
 def container(shards: Shards, document: Mapping[str, Any]) -> Container:
@@ -271,7 +281,7 @@ def adapter_of_task(index: TensorIndex, task: str) -> TensorIndex:
         scale = effective_scale(alpha, ranks[0])
         collector.add(name, path, parts, Shape(scale, None, alpha), embedding=name == _LOOKED_UP)
     collected = collector.finish()
-    check_fits(collected.modules, collected.tensors, config, index.path)
+    check_fits(collected, Base(config), index.path)
     instructions = document.get("task_instructions")
     instruction = instructions.get(task) if isinstance(instructions, dict) else None
     adapter = Adapter(
