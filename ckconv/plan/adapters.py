@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
@@ -77,18 +77,12 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
     if not (apart or together or rows_of_head) or not _is_tied(base, config):
         return base
     if rows_of_head:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            "the base is tied, and the adapter replaces rows of its output head that are not its embedding's",
-            path=base.path,
-            hint="ckconv convert BASE DST --untie makes a base with a head of its own; merge the adapter into that",
-        )
+        text = "the base is tied, and the adapter replaces rows of its output head that are not its embedding's"
+        hint = "ckconv convert BASE DST --untie makes a base with a head of its own; merge the adapter into that"
+        raise _unsupported(base, text, hint=hint)
     if apart and together:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            "the base is tied; of the changes some are of its embedding and its output head together, others of one",
-            path=base.path,
-        )
+        text = "the base is tied; of the changes some are of its embedding and its output head together, others of one"
+        raise _unsupported(base, text)
     tensors = dict(base.tensors)
     if together:
         tensors.pop(_HEAD_TENSOR, None)  # the one matrix that both are changes with the embedding
@@ -114,13 +108,15 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
     if not alike and not known.ties:
         return index
     if not alike:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            "the base is tied, and the adapter changes its embedding and its output head differently",
-            path=index.path,
+        raise _unsupported(
+            index, "the base is tied, and the adapter changes its embedding and its output head differently"
         )
     modules = {name: module for name, module in known.modules.items() if name != HEAD_MODULE}
     return replace(index, adapter=replace(known, modules=modules, ties=True))
+
+
+def _unsupported(index: TensorIndex, text: str, **facts: Any) -> UnsupportedError:
+    return UnsupportedError("adapter.unsupported", text, path=index.path, **facts)
 
 
 def _is_tied(base: TensorIndex, config: ModelConfig) -> bool:
@@ -164,18 +160,11 @@ def merge_adapters(
         models = [index for index in given if index.adapter is None]  # the two are the wrong way round
         merged = [f"--adapter {shlex.quote(shown(index.path))}" for index in given if index.adapter is not None]
         model = shlex.quote(shown(models[0].path)) if models else "BASE"
-        raise UnsupportedError(
-            "adapter.unsupported",
-            "it is an adapter, and --adapter merges into a model",
-            path=base.path,
-            hint=f"ckconv convert {model} DST {' '.join(merged)} merges {'all of them' if len(merged) > 1 else 'it'}",
-        )
+        hint = f"ckconv convert {model} DST {' '.join(merged)} merges {'all of them' if len(merged) > 1 else 'it'}"
+        raise _unsupported(base, "it is an adapter, and --adapter merges into a model", hint=hint)
     if config is None:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            f"merging an adapter takes the architecture's rules, and ckconv has none for {quoted(base.architecture)}",
-            path=base.path,
-        )
+        known = f"ckconv has none for {quoted(base.architecture)}"
+        raise _unsupported(base, f"merging an adapter takes the architecture's rules, and {known}")
     _check_supported(adapters)
     adapters = [replace(adapter, index=said_once(adapter.index, base, config)) for adapter in adapters]
     base = untied(base, [adapter.index for adapter in adapters], config)
@@ -187,12 +176,9 @@ def merge_adapters(
         if made is None:
             continue
         if made.merge is not None and made.dtype is F64:
-            raise UnsupportedError(
-                "adapter.unsupported",
-                f"{tensor.source} is F64, and what an adapter changes is computed in float32",
-                path=base.path,
-                hint="ckconv convert BASE DST/ --to hf --dtype f32 makes a base of float32",
-            )
+            text = f"{tensor.source} is F64, and what an adapter changes is computed in float32"
+            hint = "ckconv convert BASE DST/ --to hf --dtype f32 makes a base of float32"
+            raise _unsupported(base, text, hint=hint)
         if made.merge is not None and made.dtype not in WIDENS_TO_F32:
             if not decoded(tensor):
                 quantized.append(f"{tensor.source} is {tensor.dtype}")
@@ -272,9 +258,7 @@ def _check_supported(adapters: Sequence[Adapting]) -> None:
     for adapter in adapters:
         known = adapter.index.adapter
         if known is None:
-            raise InputError(
-                "adapter.base", f"is a {adapter.index.format} model, not an adapter", path=adapter.index.path
-            )
+            raise _misfit(adapter, f"is a {adapter.index.format} model, not an adapter")
         faults = list(known.unsupported)
         if adapter.weight != 1:
             odd = [m.path for m in known.modules.values() if m.kind != "lora"]
@@ -287,13 +271,12 @@ def _check_supported(adapters: Sequence[Adapting]) -> None:
         ]
         if faults:
             by_peft = "peft_type" in known.document and known.unsupported
-            raise UnsupportedError(
-                "adapter.unsupported",
-                faults[0],
-                path=adapter.index.path,
-                details=listed(faults[1:]),
-                hint=MERGED_BY_PEFT if by_peft else None,
-            )
+            hint = MERGED_BY_PEFT if by_peft else None
+            raise _unsupported(adapter.index, faults[0], details=listed(faults[1:]), hint=hint)
+
+
+def _misfit(adapter: Adapting, message: str, **facts: Any) -> InputError:
+    return InputError("adapter.base", message, path=adapter.index.path, **facts)
 
 
 def _check_there(base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> None:
@@ -304,13 +287,9 @@ def _check_there(base: TensorIndex, adapters: Sequence[Adapting], config: ModelC
         used = {change.module.name for name in base.tensors for change in changes_of(adapter.index, name, config)}
         missing = [module for module in known.modules.values() if module.name not in used]
         if missing:
-            raise InputError(
-                "adapter.base",
-                f"no base tensor for {quoted(missing[0].path)}",
-                path=adapter.index.path,
-                details=listed([quoted(module.path) for module in missing[1:]]),
-                hint="the head of a tied model is its embedding" if missing[0].name == "output" else None,
-            )
+            details = listed([quoted(module.path) for module in missing[1:]])
+            hint = "the head of a tied model is its embedding" if missing[0].name == "output" else None
+            raise _misfit(adapter, f"no base tensor for {quoted(missing[0].path)}", details=details, hint=hint)
         for module in known.modules.values():
             if Role.BIAS in module.roles or Role.SAVED_BIAS in module.roles:
                 _check_bias(base, adapter, module)
@@ -323,15 +302,9 @@ def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> 
         if name.endswith(".bias")
         for change in changes_of(adapter.index, name, base.config)  # type: ignore[arg-type]
     ):
-        drop = (
-            f"ckconv convert ADAPTER DST/ --to peft --drop '*.{Role.BIAS.value}' leaves it out; merge what that makes"
-        )
-        raise InputError(
-            "adapter.base",
-            f"{quoted(module.path)} has a bias, the base has none there",
-            path=adapter.index.path,
-            hint=drop if Role.BIAS in module.roles else None,
-        )
+        drop = f"ckconv convert ADAPTER DST/ --to peft --drop '*.{Role.BIAS.value}' leaves it out"
+        hint = f"{drop}; merge what that makes" if Role.BIAS in module.roles else None
+        raise _misfit(adapter, f"{quoted(module.path)} has a bias, the base has none there", hint=hint)
 
 
 def _changed(tensor: Tensor, base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
@@ -373,15 +346,8 @@ def _of_weight(change: Change, adapter: Adapting) -> list[Delta | Rescale | Repl
         return [Rescale(_column(tensors[Role.IA3]), change.module.feedforward)]
     if Role.B not in tensors:
         return []
-    magnitude = tensors.get(Role.MAGNITUDE)
-    return [
-        Delta(
-            tensors[Role.A],
-            tensors[Role.B],
-            change.module.scale * adapter.weight,
-            _column(magnitude) if magnitude else None,
-        )
-    ]
+    magnitude = _column(tensors[Role.MAGNITUDE]) if Role.MAGNITUDE in tensors else None
+    return [Delta(tensors[Role.A], tensors[Role.B], change.module.scale * adapter.weight, magnitude)]
 
 
 def _of_bias(change: Change, adapter: Adapting) -> list[Delta | Rescale | Replacement]:
@@ -419,13 +385,10 @@ def _check_change(
 
 def _check_shape(shape: tuple[int, ...], tensor: Tensor, base: TensorIndex, adapter: Adapting, change: Change) -> None:
     if shape != tensor.shape:
-        raise InputError(
-            "adapter.base",
-            f"{quoted(change.module.path)} is {list(shape)}, {tensor.source} of the base is {list(tensor.shape)}",
-            path=adapter.index.path,
-            tensor=tensor.source,
-            hint=resized_first(change.module.name, shape, tensor.shape, base),
-        )
+        of_base = f"{tensor.source} of the base is {list(tensor.shape)}"
+        hint = resized_first(change.module.name, shape, tensor.shape, base)
+        message = f"{quoted(change.module.path)} is {list(shape)}, {of_base}"
+        raise _misfit(adapter, message, tensor=tensor.source, hint=hint)
 
 
 # -- Planning of adapters: tensors, types, and refusals of targets -----------------------------------------------------
