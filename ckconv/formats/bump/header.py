@@ -27,6 +27,14 @@ _MANIFEST_DOCUMENT = Document("manifest", CODE, CODE, 64 << 20)
 _HINT = f"if {MANIFEST_NAME} belongs to another file, move it away: the file can be read without one"
 
 
+class _Faults(Faults):
+    """Faults of a manifest, which may belong to another file."""
+
+    def note(self, message: str, name: str | None = None, **facts: Any) -> None:
+        """Note a fault of the entry ``name``, or of the whole."""
+        self.add(CODE, f"{MANIFEST_NAME}: {message}", tensor=name, hint=_HINT, **facts)
+
+
 class Entry(NamedTuple):
     """One entry; ``offset`` is absolute, both numbers are in bytes."""
 
@@ -34,6 +42,11 @@ class Entry(NamedTuple):
     dtype: str
     offset: int
     nbytes: int
+
+    @property
+    def end(self) -> int:
+        """Where the entry ends."""
+        return self.offset + self.nbytes
 
 
 class Manifest(NamedTuple):
@@ -60,7 +73,7 @@ def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end
     Raises:
         InputError: ``bump.metadata``, an entry is malformed, twice there, outside the payload or overlaps another.
     """
-    faults = Faults(path)
+    faults = _Faults(path)
     items = document.get("entries")
     if not isinstance(items, list) or not items:
         raise InputError(CODE, f"{MANIFEST_NAME} has no list of entries", path=path, hint=_HINT)
@@ -68,37 +81,20 @@ def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end
     for number, item in enumerate(items):
         entry = _entry(item)
         if entry is None:
-            faults.add(
-                CODE, f"{MANIFEST_NAME}: entry #{number + 1:,} lacks name, dtype, file_offset or size", hint=_HINT
-            )
+            faults.note(f"entry #{number + 1:,} lacks name, dtype, file_offset or size")
         elif entry.name in entries:
-            faults.add(CODE, f"{MANIFEST_NAME}: {quoted(entry.name)} is listed twice", tensor=entry.name, hint=_HINT)
+            faults.note(f"{quoted(entry.name)} is listed twice", entry.name)
         else:
             entries[entry.name] = entry
-            if entry.offset < start or entry.offset + entry.nbytes > end:
-                faults.add(
-                    CODE,
-                    f"{MANIFEST_NAME}: {quoted(entry.name)} is at {entry.offset:,} to "
-                    f"{entry.offset + entry.nbytes:,}, the payload at {start:,} to {end:,}",
-                    tensor=entry.name,
-                    offset=entry.offset,
-                    found=entry.offset + entry.nbytes,
-                    allowed=end,
-                    hint=_HINT,
-                )
-    ordered = sorted(entries.values(), key=lambda entry: (entry.offset, entry.offset + entry.nbytes))
-    for one, other in pairwise(ordered):
-        if one.offset + one.nbytes > other.offset:
-            faults.add(
-                CODE,
-                f"{MANIFEST_NAME}: {quoted(other.name)} begins at {other.offset:,}, "
-                f"inside {quoted(one.name)}, which ends at {one.offset + one.nbytes:,}",
-                tensor=other.name,
-                offset=other.offset,
-                found=other.offset,
-                allowed=one.offset + one.nbytes,
-                hint=_HINT,
-            )
+            if entry.offset < start or entry.end > end:
+                place = f"is at {entry.offset:,} to {entry.end:,}, the payload at {start:,} to {end:,}"
+                facts = {"offset": entry.offset, "found": entry.end, "allowed": end}
+                faults.note(f"{quoted(entry.name)} {place}", entry.name, **facts)
+    for one, other in pairwise(sorted(entries.values(), key=lambda entry: (entry.offset, entry.end))):
+        if one.end > other.offset:
+            place = f"begins at {other.offset:,}, inside {quoted(one.name)}, which ends at {one.end:,}"
+            facts = {"offset": other.offset, "found": other.offset, "allowed": one.end}
+            faults.note(f"{quoted(other.name)} {place}", other.name, **facts)
     faults.check()
     return Manifest(document, entries)
 
@@ -141,7 +137,7 @@ def relocated(placed: list[slots.PlacedTensor], manifest: Manifest, path: Path) 
     Raises:
         InputError: ``bump.metadata``, an entry's type or size is not the slot's.
     """
-    faults = Faults(path)
+    faults = _Faults(path)
     sizes: dict[str, int] = {}
     for item in placed:
         sizes[item.slot_name] = sizes.get(item.slot_name, 0) + item.nbytes
@@ -154,22 +150,11 @@ def relocated(placed: list[slots.PlacedTensor], manifest: Manifest, path: Path) 
         words = slots.CONTENT_WORDS if item.slot.content else slots.TYPE_WORDS
         word = words.get(item.dtype.name)
         if item.slot_name not in at and entry.dtype != word:
-            faults.add(
-                CODE,
-                f"{MANIFEST_NAME}: {item.slot_name} is {shown(entry.dtype)}, the file's dtype table says {word}",
-                tensor=item.slot_name,
-                hint=_HINT,
-            )
-        elif item.slot_name not in at and entry.nbytes != sizes[item.slot_name]:
-            faults.add(
-                CODE,
-                f"{MANIFEST_NAME}: {item.slot_name} has {entry.nbytes:,} bytes, its shape and type make it "
-                f"{sizes[item.slot_name]:,}",
-                tensor=item.slot_name,
-                found=entry.nbytes,
-                allowed=sizes[item.slot_name],
-                hint=_HINT,
-            )
+            said = f"{item.slot_name} is {shown(entry.dtype)}, the file's dtype table says {word}"
+            faults.note(said, item.slot_name)
+        elif item.slot_name not in at and entry.nbytes != (nbytes := sizes[item.slot_name]):
+            said = f"{item.slot_name} has {entry.nbytes:,} bytes, its shape and type make it {nbytes:,}"
+            faults.note(said, item.slot_name, found=entry.nbytes, allowed=nbytes)
         offset = at.get(item.slot_name, entry.offset)
         at[item.slot_name] = offset + item.nbytes
         found.append(item._replace(offset=offset))
@@ -628,8 +613,7 @@ def check_numbers(path: Path, header: slots.HeaderV3 | slots.HeaderV4, others: I
     Args:
         others: what else is wrong with them.
     """
-    said = header._asdict()
-    sizes = {field: number for field, number in said.items() if field in slots.WORDS}
+    said, sizes = header._asdict(), slots.sizes_of(header)
     faults = [f"{slots.WORDS[field]} is {number}" for field, number in sizes.items() if not 0 < number < 1 << 31]
     if header.num_layers > MAX_LAYERS:
         faults.append(f"num_layers is {header.num_layers:,}, at most {MAX_LAYERS:,} are allowed")

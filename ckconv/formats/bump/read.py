@@ -460,8 +460,7 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
                 path, slots.TABLES["3"], codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
             )
         return replace(bare, incomplete=sidefiles.without_config(path))
-    fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
-    model = sidefiles.model_config(path, config, {field: getattr(header, field) for field in fields})
+    model = sidefiles.model_config(path, config, slots.sizes_of(header))
     layout = _rope_layout(path, config)
     g = slots.geometry(model, context=header.context_length, step=slots.ALIGN_ELEMENTS)
     numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
@@ -583,7 +582,7 @@ def index_bump5(
     )
     merged.setdefault("model_type", family or family_without_name(slots.TEMPLATED, resolved.present))
     _check_template(path, str(merged["model_type"]))
-    model = sidefiles.completed(path, sidefiles.model_config(path, merged, _header_fields(file.header)), own)
+    model = sidefiles.completed(path, sidefiles.model_config(path, merged, slots.sizes_of(file.header)), own)
     embedded = _own("template", file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
     try:
@@ -695,11 +694,6 @@ def row_family(name: str) -> Family:
 def _engines(found: object) -> list[str]:
     """The ages that the file says it is for."""
     return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
-
-
-def _header_fields(h: slots.HeaderV4) -> dict[str, int]:
-    fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
-    return {field: getattr(h, field) for field in (*fields, "head_dim")}
 
 
 def _interleaved(

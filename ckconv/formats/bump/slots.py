@@ -221,6 +221,11 @@ FOOTER_NAME = "the file's metadata"
 _NOT_OF_THE_MODEL = ("sha256", "reserved", "tokenizer_fields")
 
 
+def sizes_of(header: HeaderV3 | HeaderV4) -> dict[str, int]:
+    """Sizes in a header that the engine's documents repeat, by field."""
+    return {field: number for field, number in header._asdict().items() if field in WORDS}
+
+
 def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
     """Fields of a header about the model, by name."""
     return {f"header.{name}": value for name, value in header._asdict().items() if name not in _NOT_OF_THE_MODEL}

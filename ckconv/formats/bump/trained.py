@@ -223,7 +223,7 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
 def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start: int) -> None:
     """Check for short gaps of zeros between entries, and none at the end."""
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
-    ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
+    ends = [start, *(entry.end for entry in ordered)]
     for end, entry in zip(ends, ordered, strict=False):
         gap = entry.offset - end
         limit = ALIGNMENT if end != start else slots.HEADER_BYTES + ALIGNMENT
