@@ -19,7 +19,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, is_text
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.vocabulary import BYTE_LEVEL, Inexact, TokenizerFiles, definition, of_class
+from ckconv.tokenizer.vocabulary import BYTE_LEVEL, Inexact, TokenizerFiles, content_of, definition, of_class
 
 # -- SentencePiece's file, tokenizer.model -----------------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, A
         words: those of the tokenizer's model, with their ids.
 
     Raises:
-        LeftOut: one is malformed, or transformers 4 and 5 do not agree about it.
+        Inexact: one is malformed, or transformers 4 and 5 do not agree about it.
     """
     whole, listed, named = [*_of_document(files.tokenizer)], [*of_settings(files.settings)], [*_named(files.settings)]
     more, own = [*_more(files.settings)], listed
@@ -484,13 +484,6 @@ def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
 def is_id(key: str) -> bool:
     """Whether a key of ``added_tokens_decoder`` can be an embedding's row."""
     return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
-
-
-def content_of(settings: Mapping[str, Any], key: str) -> str:
-    """The word that a setting names, as a text or as an object with one."""
-    entry = settings.get(key)
-    entry = entry.get("content") if isinstance(entry, dict) else entry
-    return entry if isinstance(entry, str) else ""
 
 
 def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
@@ -546,7 +539,7 @@ def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
     The work grows with the square of their lengths.
 
     Raises:
-        LeftOut: they are too long.
+        Inexact: they are too long.
     """
     work = 0
     for word in words:
@@ -562,7 +555,7 @@ def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
     Where they do, it is all the same whether a word that is a token is looked up or made of its merges.
 
     Raises:
-        LeftOut: the words are too long to be looked through.
+        Inexact: the words are too long to be looked through.
     """
     ranks = {(left, right): rank for rank, (left, _, right) in enumerate(merge.partition(" ") for merge in merges)}
     return next((word for word in bounded(words, "tokenizer.json") if not _made(word, ranks)), None)
@@ -612,7 +605,7 @@ def of_vocabulary(
     """``tokenizer.json`` of ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        LeftOut: it is of a class of which ckconv has no rules.
+        Inexact: it is of a class of which ckconv has no rules.
     """
     said = settings.get("tokenizer_class") or config.get("tokenizer_class")
     known = of_class(str(said or config.get("model_type")))
@@ -641,7 +634,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     ``scores`` is what llama.cpp's converter writes for every word of such a tokenizer, though nothing reads it there.
 
     Raises:
-        LeftOut: it is not in the form that mistral_common reads.
+        Inexact: it is not in the form that mistral_common reads.
     """
     config, ranked, special = (document.get(key) for key in ("config", "vocab", "special_tokens"))
     special = [*enumerate(_UNNAMED.split())] if special is None else special

@@ -10,9 +10,9 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.core.tensors import TensorIndex
 from ckconv.tokenizer import gguf_words
-from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, tokenizer_files, unmade
+from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, tokenizer_files, unmade
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.vocabulary import SPECIAL, Inexact, TokenizerFiles, equal_tokens, recognized
+from ckconv.tokenizer.vocabulary import SPECIAL, Inexact, TokenizerFiles, content_of, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #
@@ -63,7 +63,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """As :func:`tokenizer_keys`, with words.
 
     Raises:
-        LeftOut: there are none, or none that can be said faithfully.
+        Inexact: there are none, or none that can be said faithfully.
     """
     if (pieces := gguf_words.model_of_same_words(files, vocab_size)) is not None:
         return _made(files, gguf_words.from_model(files, pieces, vocab_size), vocab_size)
@@ -266,11 +266,7 @@ def _kinds(normalizer: object) -> Iterator[str]:
 def _merges(merges: object) -> list[str]:
     """``a b`` lines. A half may hold no space: of byte-level tokens none does."""
     made = []
-    for merge in merges if isinstance(merges, list) else ():
-        halves = merge.split(" ") if isinstance(merge, str) else merge
-        whole = isinstance(halves, list) and len(halves) == 2
-        if not whole or not all(isinstance(half, str) and half and " " not in half for half in halves):
-            raise Inexact("a merge is not two byte-level tokens (tokenizer.json)")
+    for halves in gguf_words.merged_pairs(merges, "byte-level tokens", spaced=False):
         made.append(" ".join(halves))
         gguf_words.check_text(made[-1])
     if not made:

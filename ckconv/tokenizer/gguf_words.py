@@ -30,12 +30,11 @@ from ckconv.tokenizer.checkpoint import (
     SentencePiece,
     TooManyPieces,
     added_tokens,
-    content_of,
     of_settings,
     parse_sentencepiece,
     words_of_document,
 )
-from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, Inexact, TokenizerFiles, encodable
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, Inexact, TokenizerFiles, content_of, encodable
 
 # What a checkpoint says around its words: special tokens, what ends a text, what is put around one, chat templates.
 #
@@ -173,7 +172,7 @@ def put_around(
         unigram: the tokenizer's class is T5's or XLM-R's, which put an end behind a text unless a file says otherwise.
 
     Raises:
-        LeftOut: there is more to it.
+        Inexact: there is more to it.
     """
     asked = {what: files.settings.get(f"add_{what}_token") for what in ("bos", "eos")}
     adds = {
@@ -303,7 +302,7 @@ def words_of(
     """Id -> word and type; the ids of the added tokens by word; and notes.
 
     Raises:
-        LeftOut: a word has no id of the embedding, or is not text.
+        Inexact: a word has no id of the embedding, or is not text.
     """
     if not isinstance(words, dict) or not words:
         raise Inexact("tokenizer.json has no vocabulary")
@@ -370,7 +369,7 @@ def check_text(text: str) -> None:
     """JSON can spell halves of a character.
 
     Raises:
-        LeftOut: it does.
+        Inexact: it does.
     """
     if not is_text(text):
         raise Inexact(f"{text!r} is not text")
@@ -407,7 +406,7 @@ def model_of_same_words(files: TokenizerFiles, vocab_size: int) -> SentencePiece
     transformers takes ``tokenizer.json``; the model says how likely pieces are.
 
     Raises:
-        LeftOut: it is malformed, and there is no ``tokenizer.json``.
+        Inexact: it is malformed, and there is no ``tokenizer.json``.
     """
     if files.model is None:
         return None
@@ -445,7 +444,7 @@ def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> 
     """Words of a ``tokenizer.model`` and tokens that files beside it add.
 
     Raises:
-        LeftOut: it is neither BPE with byte fallback nor unigram without.
+        Inexact: it is neither BPE with byte fallback nor unigram without.
     """
     unigram = model.model_type == UNIGRAM
     if not unigram and model.model_type != BPE:
@@ -508,7 +507,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
     Merges where their order is none of scores.
 
     Raises:
-        LeftOut: llama.cpp would make other ids of a text.
+        Inexact: llama.cpp would make other ids of a text.
     """
     model = document["model"]
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
@@ -526,7 +525,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
     except Inexact:
         if prefix or any("\n" in token and token.strip("\n") for token in plain):
             raise  # the tokenizer of llama.cpp that follows merges puts no space in front, and cuts between lines
-        scores, merges = {}, [" ".join(pair) for pair in _merges(model.get("merges"))]
+        scores, merges = {}, [" ".join(pair) for pair in merged_pairs(model.get("merges"), "pieces")]
     unknown = model.get("unk_token")
     rows: Rows = []
     for token, kind in filled(by_id, vocab_size):
@@ -622,7 +621,7 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
     pairs: dict[tuple[str, str], None] = {}
     tied: set[str] = set()
     last = ""
-    for left, right in _merges(model.get("merges")):
+    for left, right in merged_pairs(model.get("merges"), "pieces"):
         piece = left + right
         if piece != last and piece in scores:
             between = order[order.index(piece) :]
@@ -655,12 +654,13 @@ def _check_ties(pairs: list[tuple[str, str]]) -> None:
             raise Inexact(f"the merges of {''.join(run[0])!r} do not follow each other (tokenizer.json)")
 
 
-def _merges(merges: object) -> Iterator[tuple[str, str]]:
+def merged_pairs(merges: object, what: str, *, spaced: bool = True) -> Iterator[tuple[str, str]]:
+    """The two halves of each merge, called ``what``; ``spaced`` may hold spaces."""
     for merge in merges if isinstance(merges, list) else ():
         halves = merge.split(" ") if isinstance(merge, str) else merge
         whole = isinstance(halves, list) and len(halves) == 2
-        if not whole or not all(isinstance(half, str) and half for half in halves):
-            raise Inexact("a merge is not two pieces (tokenizer.json)")
+        if not whole or not all(isinstance(half, str) and half and (spaced or " " not in half) for half in halves):
+            raise Inexact(f"a merge is not two {what} (tokenizer.json)")
         yield halves[0], halves[1]
 
 
@@ -716,7 +716,7 @@ def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size:
     """The words, with their scores.
 
     Raises:
-        LeftOut: llama.cpp would make other ids of a text.
+        Inexact: llama.cpp would make other ids of a text.
     """
     model = document["model"]
     if model.get("byte_fallback"):

@@ -15,7 +15,16 @@ from ckconv.core.metadata import SETTINGS, TOKENIZER, as_read, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, missing_package
 from ckconv.system import limit_process
-from ckconv.tokenizer.vocabulary import Inexact, encodable, equal_tokens, gguf_entries, huggingface_entries, value_in
+from ckconv.tokenizer.vocabulary import (
+    SPECIAL,
+    Inexact,
+    content_of,
+    encodable,
+    equal_tokens,
+    gguf_entries,
+    huggingface_entries,
+    value_in,
+)
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -23,15 +32,13 @@ if TYPE_CHECKING:
 _MODEL_KEY = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"
 
+#: Roles of tokens that the manifest and templates name.
+_ROLES_OF_TOKENS = ("eos", "bos", "unk", "pad")
+
 #: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
 _GGUF_SPECIAL: dict[str, tuple[str, type]] = {
-    "eos_token_id": ("eos_token_id", int),
-    "bos_token_id": ("bos_token_id", int),
-    "unk_token_id": ("unknown_token_id", int),
-    "pad_token_id": ("padding_token_id", int),
-    "add_bos_token": ("add_bos_token", bool),
-    "add_eos_token": ("add_eos_token", bool),
-    "add_space_prefix": ("add_space_prefix", bool),
+    **{f"{role}_token_id": (SPECIAL[role], int) for role in _ROLES_OF_TOKENS},
+    **{key: (key, bool) for key in ("add_bos_token", "add_eos_token", "add_space_prefix")},
     "tokenizer_model": ("model", str),
 }
 
@@ -103,7 +110,7 @@ def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None)
             if type(value) is _GGUF_SPECIAL[key][1]
         }
     special: dict[str, Any] = {}
-    for key in ("eos_token_id", "bos_token_id", "unk_token_id", "pad_token_id"):
+    for key in (f"{role}_token_id" for role in _ROLES_OF_TOKENS):
         value = index.metadata.get(key)
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, int) and not isinstance(value, bool):
@@ -180,15 +187,14 @@ def special_texts(index: TensorIndex) -> dict[str, str]:
     found: dict[str, str] = {}
     if index.metadata_kind is MetadataKind.TYPED:
         tokens, count = value_in(index.metadata, _TOKENS), _token_count(index)
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            number = value_in(index.metadata, f"tokenizer.ggml.{key}_token_id")
+        for role in _ROLES_OF_TOKENS:
+            number = value_in(index.metadata, f"tokenizer.ggml.{SPECIAL[role]}")
             if isinstance(number, int) and 0 <= number < count:
-                found[f"{name}_token"] = tokens.head(number + 1)[-1]
+                found[f"{role}_token"] = tokens.head(number + 1)[-1]
     elif index.metadata_kind is MetadataKind.DOCUMENT:
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            said = settings_of(index).get(name)
-            text = said.get("content") if isinstance(said, dict) else said
-            found |= {name: text} if isinstance(text, str) else {}
+        settings = settings_of(index)
+        named = (f"{role}_token" for role in _ROLES_OF_TOKENS)
+        found = {key: content_of(settings, key) for key in named if settings.get(key) is not None}
     return found
 
 

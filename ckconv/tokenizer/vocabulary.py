@@ -588,7 +588,7 @@ def huggingface_entries(
         for token, number in (*reversed(vocab.items()), *(_added(document, vocab) if added is None else added.items()))
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size
     }
-    unknown = _unknown(model)
+    unknown = content_of(model, "unk_token")
     tokens = [by_id.get(n) or unknown or f"<|ck_missing_{n}|>" for n in range(vocab_size)]
     merges = model.get("merges")
     pairs = (_pair(merge) for merge in (merges if isinstance(merges, list) else ()))
@@ -611,11 +611,11 @@ def _added(document: Mapping[str, Any], vocab: Mapping[str, Any]) -> Iterator[tu
             yield token["content"], number
 
 
-def _unknown(model: Mapping[str, Any]) -> str:
-    unknown = model.get("unk_token")
-    if isinstance(unknown, dict):
-        unknown = unknown.get("content")
-    return unknown if isinstance(unknown, str) else ""
+def content_of(settings: Mapping[str, Any], key: str) -> str:
+    """The word that a setting names, as a text or as an object with one."""
+    entry = settings.get(key)
+    entry = entry.get("content") if isinstance(entry, dict) else entry
+    return entry if isinstance(entry, str) else ""
 
 
 def _pair(merge: object) -> tuple[bytes, bytes] | None:
