@@ -655,7 +655,7 @@ def _check_ties(pairs: list[tuple[str, str]]) -> None:
 
 
 def merged_pairs(merges: object, what: str, *, spaced: bool = True) -> Iterator[tuple[str, str]]:
-    """The two halves of each merge, called ``what``; ``spaced`` may hold spaces."""
+    """Halves of each merge, called ``what``; ``spaced`` may hold spaces."""
     for merge in merges if isinstance(merges, list) else ():
         halves = merge.split(" ") if isinstance(merge, str) else merge
         whole = isinstance(halves, list) and len(halves) == 2
