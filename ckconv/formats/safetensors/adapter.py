@@ -111,7 +111,7 @@ def _from_document(path: Path) -> Base | None:
     return Base(huggingface_config(document, family, (), path)) if family else None
 
 
-def check_fits(found: Collected, base: Base | None, path: Path) -> None:
+def check_fits(found: AdapterModules, base: Base | None, path: Path) -> None:
     """Check that modules and LoRA shapes are those of the base model."""
     if base is None:
         return
