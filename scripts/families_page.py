@@ -102,13 +102,14 @@ TOWERS = """
 ## What models see and hear with
 
 `--mmproj` writes a file of each of these, every tensor and key as llama.cpp's own converter has them; where it rounds,
-leaves something out or misnames it, `tests/test_towers.py` says so. *back*: the file and its text model become the
-checkpoint again, every tensor and every key that a class reads, and transformers computes the same logits of a picture
-or a sound (of Llama 4 its class computes none, of Gemma 3n they were not computed); as which class of transformers it
-comes back; or why not. *mlx-vlm*: a directory of it is written and read, every tensor as its own loader makes it of the
-checkpoint, and its logits of a picture are within 1e-4 of transformers' (`tests/test_mlx_vlm.py`; of Gemma 3 with the
-mask of transformers, and of `internvl_chat` and Qwen 3.5 MoE the tensors alone); *read*: it is read and not written, as
-the class computes something else. `--drop tower` writes the text model by itself, for mlx-lm.
+leaves something out or misnames it, `tests/test_towers.py` says so. *refused*: llama.cpp computes nothing right with
+the file, which is read and not written. *back*: the file and its text model become the checkpoint again, every tensor
+and every key that a class reads, and transformers computes the same logits of a picture or a sound (of Llama 4 its
+class computes none, of Gemma 3n they were not computed); as which class of transformers it comes back; or why not.
+*mlx-vlm*: a directory of it is written and read, every tensor as its own loader makes it of the checkpoint, and its
+logits of a picture are within 1e-4 of transformers' (`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of
+transformers, and of `internvl_chat` and Qwen 3.5 MoE the tensors alone); *read*: it is read and not written, as the
+class computes something else. `--drop tower` writes the text model by itself, for mlx-lm.
 
 | tower | of | clip.projector_type | configurations | back | mlx-vlm |
 |---|---|---|---|---|---|
@@ -129,7 +130,9 @@ def towers() -> str:
         assert projector is not None
         seen = family.engines.get("mlx_vlm")
         both = "-" if seen is None else "read" if seen.absent else "yes"
-        cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes", both)
+        never = any(condition.expression.text == "false" for condition in family.engines["llama_cpp"].right_if)
+        written = "refused" if never else str(count)
+        cells = (name, family.hf_class, f"`{projector.value({})}`", written, back or "yes", both)
         rows = [family.parameters[what].value for what in ("kind", "ear_kind") if what in family.parameters]
         known |= {row.value({}) for row in rows if row is not None}
         lines.append(f"| {' | '.join(cells)} |\n")

@@ -208,6 +208,15 @@ def fixtures() -> Path:
     return FIXTURES
 
 
+@pytest.fixture
+def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a tower that llama.cpp hears nothing right with as its converter does, for what reads the file."""
+    from ckconv.families.towers import tower_family
+
+    engines = tower_family("voxtral").engines
+    monkeypatch.setitem(engines, "llama_cpp", engines["llama_cpp"]._replace(right_if=()))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def no_collection() -> Iterator[None]:
     """No garbage is looked for in a file of tests that makes very many small objects."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import adapter_builder as build
+import family_cases
 import gguf
 import numpy as np
 import pytest
@@ -455,3 +456,26 @@ def test_a_model_and_its_adapter_the_wrong_way_round(tmp_path: Path, ckconv) -> 
     assert said is not None, result.err
     assert ckconv(*shlex.split(said[1].replace(" DST ", f" {tmp_path / 'm.gguf'} "))).code == 0
     assert ckconv("verify", tmp_path / "m.gguf", LLAMA, "--adapter", LORA / "llama-r4-attn-mlp").code == 0
+
+
+def test_one_module_that_a_gguf_has_in_two_is_verified_with_its_base(tmp_path: Path, ckconv: Any) -> None:
+    """Qwen 4 exp has ``index_qk_proj``, llama.cpp a matrix for the queries of the indexer and one for its keys."""
+    case = next(case for case in family_cases.cases("qwen4_exp") if case.name == "parts")
+    base = family_cases.checkpoint(case.recorded, tmp_path / "base")
+    module, rows, cols = next(
+        (name.removesuffix(".weight"), *stored.shape)
+        for name, stored in load_file(base / "model.safetensors").items()
+        if name.endswith("index_qk_proj.weight")
+    )
+    source = build.peft(tmp_path / "peft", pair(module, rows=rows, cols=cols), target_modules=["index_qk_proj"])
+    out = tmp_path / "adapter.gguf"
+
+    assert ckconv("convert", source, out, "--base", base).code == 0
+    for command in ("verify", "diff"):
+        done = ckconv(command, out, source, "--base", base)
+        assert done.code == 0, done.err
+    wrong = load_file(source / "adapter_model.safetensors")
+    wrong[f"base_model.model.{module}.lora_B.weight"][-1] += 1
+    save_file(wrong, source / "adapter_model.safetensors")
+    assert ckconv("verify", out, source, "--base", base).code == 5
+    assert ckconv("diff", out, source, "--base", base).code == 5

@@ -798,3 +798,14 @@ def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monk
     assert result.code == 6
     assert "error[input.changed]" in result.err
     assert names(tmp_path) == ["m.gguf"]
+
+
+@pytest.mark.parametrize(("size", "unit"), [("5", True), ("5KB", False), ("60KB", None)])
+def test_a_shard_size_below_a_tensor_is_noted(size: str, unit: bool | None, tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "hf" / "llama-tied-bf16"
+
+    found = ckconv("convert", source, f"{tmp_path}/out/", "--to", "hf", "--max-shard-size", size, "--dry-run")
+
+    assert found.code == 0, found.err
+    said = found.out + found.err
+    assert ("is less than the largest tensor" in said, "have a unit" in said) == (unit is not None, bool(unit))

@@ -50,6 +50,36 @@ def test_a_new_file_has_the_other_header(model: Path, ckconv) -> None:
     assert model.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("source", "pairs", "changed"),
+    [
+        (LLAMA, ["general.architecture=llama"], []),
+        (LLAMA, ["general.architecture=llama", "general.license=mit"], ["general.license"]),
+        (QWEN2, ["use_cache=true"], []),
+        (QWEN2, ["use_cache=true", "attention_dropout=0.1"], ["config.json: attention_dropout"]),
+    ],
+)
+def test_a_value_that_is_there_already_is_no_change(
+    source: Path, pairs: list[str], changed: list[str], tmp_path: Path, ckconv
+) -> None:
+    target = f"{tmp_path}/new/" if source == QWEN2 else tmp_path / "new.gguf"
+    found = ckconv("edit", source, target, "--json", *(word for pair in pairs for word in ("--set-meta", pair)))
+
+    assert found.code == 0, found.err
+    assert [one["key"] for one in json.loads(found.out)["changes"]] == changed
+
+
+@pytest.mark.parametrize(("key", "noted"), [("lzama.block_count=77", True), ("general.name=77", False)])
+def test_keys_of_what_nobody_knows_are_noted(key: str, noted: bool, model: Path, tmp_path: Path, ckconv) -> None:
+    model.write_bytes(
+        model.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lzama").replace(b"llama.", b"lzama.")
+    )
+
+    found = ckconv("edit", model, tmp_path / "new.gguf", "--set-meta", key)
+
+    assert (found.code, "lzama.block_count to say was not checked" in found.out + found.err) == (0, noted)
+
+
 def test_in_place_a_new_file_takes_the_name(model: Path, ckconv) -> None:
     held, old = tensors(model), model.stat().st_ino
     before = model.read_bytes()

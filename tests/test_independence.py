@@ -1214,7 +1214,9 @@ def test_a_gguf_of_a_model_that_diffuses_has_no_other_keys(key: str, bug: Bug, t
     assert (status, "verified" in printed) == (0, True), printed
 
 
-@pytest.mark.parametrize(("family", "to"), [("lille", "hf"), ("neo_bert", "hf"), ("lille", "mlx"), ("gptj", "mlx")])
+@pytest.mark.parametrize(
+    ("family", "to"), [("lille", "hf"), ("qwen", "hf"), ("neo_bert", "hf"), ("lille", "mlx"), ("gptj", "mlx")]
+)
 def test_a_context_is_said_in_the_word_of_the_family(family: str, to: str, tmp_path: Path) -> None:
     case = next(family_cases.cases(family))
     source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)

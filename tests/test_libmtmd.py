@@ -20,6 +20,8 @@ from tower_cases import recordings, tokens_of, with_tokens
 from ckconv import Options
 from ckconv.api import convert, convert_tower
 
+pytestmark = pytest.mark.usefixtures("unrefused")
+
 _WHEEL = importlib.util.find_spec("xllamacpp")
 
 #: Case -> height and width of a picture that nobody resizes or cuts.
@@ -300,7 +302,7 @@ def test_libmtmd_hears_what_transformers_hears(name: str, tmp_path: Path) -> Non
     source = with_places(name, tmp_path / "source")
     sound = (np.random.default_rng(1).standard_normal(SOUNDS[name]) * 0.1).astype(np.float32)
     other = made("lighton_ocr-f16", tmp_path / "other") if name.startswith("ultravox") else None
-    if name.startswith("voxtral"):  # as the note says; a release that does not end may be right
+    if name.startswith("voxtral"):  # as the refusal says; a release that does not end may be right
         with pytest.raises(AssertionError, match="ended with status"):
             computed(name, source, sound, tmp_path)
         return

@@ -757,6 +757,34 @@ def test_a_gguf_says_what_its_blocks_were_weighed_by(sources: Sources, tmp_path:
         }
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"dequantize": True, "quantize": "q8_0"}, {}),
+        ({"dequantize": True}, {}),
+        ({"quantize": "q4_0"}, {"file": "imatrix.gguf", "dataset": "some.txt", "chunks_count": 3}),
+        ({"dequantize": True, "quantize": "q4_1", "imatrix": "i.dat"}, {"file": "i.dat"}),
+    ],
+)
+def test_blocks_that_are_made_anew_are_weighed_by_no_older_matrix(
+    asked: dict[str, Any], said: dict[str, Any], sources: Sources, tmp_path: Path
+) -> None:
+    source, plain = sources.of(WIDE)
+    older = save_imatrix(tmp_path / "imatrix.gguf", sums_of(plain))
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_0", imatrix=older))
+    whole = save_dat(tmp_path / "i.dat", means(sums_of(plain)), 1)
+    whole.write_bytes(whole.read_bytes()[:-12])  # as older versions of llama-imatrix write it: without a data set
+    options = Options(**(asked | ({"imatrix": whole} if "imatrix" in asked else {})))
+
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "again.gguf", options=options)
+
+    fields = gguf.GGUFReader(tmp_path / "again.gguf").fields
+    found = {key.removeprefix("quantize.imatrix."): field.contents() for key, field in fields.items()}
+    entries = {"entries_count": len(sums_of(plain))} if said else {}
+    assert {key: found[key] for key in found if f"quantize.imatrix.{key}" in fields} == said | entries
+    assert ckconv.verify(tmp_path / "again.gguf", tmp_path / "m.gguf", options=options)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
 def test_a_name_that_is_no_text_has_a_question_mark_in_the_gguf(sources: Sources, tmp_path: Path) -> None:
     source, plain = sources.of(WIDE)

@@ -22,6 +22,8 @@ from ckconv import Options
 from ckconv.api import convert, convert_tower, open_model
 from ckconv.errors import CkconvError
 
+pytestmark = pytest.mark.usefixtures("unrefused")
+
 #: What llama.cpp's converter rounds and ckconv does not: it stores matrix and kernels as F16 in every file, and adds 1
 #: to the norm in the type of the source. So are the kernel of a CLIP and the matrices behind it in the older script's.
 ROUNDED = {

@@ -24,6 +24,8 @@ from ckconv.errors import CkconvError, InputError
 from ckconv.families.names import is_beside_text
 from ckconv.families.towers import tower_of_document
 
+pytestmark = pytest.mark.usefixtures("unrefused")
+
 RECORDED = recordings()
 
 #: Models that see, of which both halves are known.

@@ -289,6 +289,16 @@ def test_positions_that_llama_cpp_would_look_for_in_vain_are_refused(tmp_path: P
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
 
+def test_a_voxtral_hears_in_no_llama_cpp(tmp_path: Path) -> None:
+    """``tests/test_libmtmd.py`` runs it; without ``--mmproj``, as the hint says, the text model is written."""
+    source = checkpoint(RECORDED["voxtral-bf16"], tmp_path / "source")
+
+    with pytest.raises(CkconvError, match="halves the frames before it joins four") as info:
+        convert_tower(source, tmp_path / "mmproj.gguf")
+    assert (info.value.exit_code, info.value.hint) == (4, "without --mmproj the text model is written alone")
+    assert all("--mmproj" not in note for note in convert(source, tmp_path / "m.gguf").plan.notes)
+
+
 @pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
 def test_heads_of_a_size_that_mlx_vlm_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED[name]))

@@ -31,7 +31,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError,
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, GGUF, HF, beside_text, is_beside_text
-from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, OF_FORMAT, TOWER, TRANSFORMERS
+from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.sizes import expected
 from ckconv.families.towers import reader_of, tower_family, tower_of_document
 from ckconv.formats import (
@@ -176,13 +176,14 @@ def _kept_blocks(plan: Plan) -> Iterator[str]:
 
 
 def _tiny_shards(plan: Plan) -> Iterator[str]:
-    """Note a shard size below the largest tensor: a unit is missing."""
+    """Note a shard size below the largest tensor."""
     asked = plan.options.max_shard_bytes
     if asked <= 0 or len(plan.files) < 2:
         return
     if asked < (largest := max((step.nbytes for step in plan.steps), default=0)):
         what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
-        yield f"{what}, so there are {len(plan.files):,} files: 5GB, 500MB and the like have a unit"
+        unit = ": 5GB, 500MB and the like have a unit" if asked < 1000 else ""  # no unit makes so few bytes
+        yield f"{what}, so there are {len(plan.files):,} files{unit}"
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
@@ -602,7 +603,8 @@ def _parts_noted(plan: Plan) -> Plan:
         return plan.with_notes("config.json says a tower, and no tensor of it is there: the text model is written")
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
-    known = plan.format == tower_format() and tower_of_document(config.raw) is not None
+    tower = tower_of_document(config.raw) if plan.format == tower_format() else None
+    known = tower is not None and all(one.expression.text != "false" for one in tower.engines[LLAMA_CPP.row].right_if)
     o = plan.options
     flags = (TOWER in o.drop, "--drop tower"), (plan.index.merged, "--adapter"), (o.names != "hf", "--names")
     given = [flag for there, flag in (*flags, (o.fuse, "--fuse"), (o.tie, f"--{o.tie}"), (o.pack, "--pack")) if there]

@@ -433,6 +433,9 @@ __all__ = ["ExpressionError", "NewKeys", "ParameterError", "Source", "Values", "
 #: The version of ggml's block types, which changed last in 2023 (``GGML_QNT_VERSION`` of ``ggml.h``).
 _QUANTIZATION_VERSION = 2
 
+#: How keys on the importance matrix begin.
+IMPORTANCE = "quantize.imatrix."
+
 #: How a repository's directory in a download cache begins.
 _CACHED = "models--"
 
@@ -537,7 +540,7 @@ def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[
     said |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
     said |= {"entries_count": scalar("u32", entries)}
     said |= {"chunks_count": scalar("u32", chunks)} if chunks else {}
-    return {f"quantize.imatrix.{key}": value for key, value in said.items()}
+    return {f"{IMPORTANCE}{key}": value for key, value in said.items()}
 
 
 def _cut(text: str) -> str:

@@ -7,7 +7,7 @@ import math
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from ckconv.core.metadata import TOKENIZER
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     BY_BASE,
-    PARTS,
     Adapter,
     AdapterModule,
     Delta,
@@ -31,8 +30,6 @@ from ckconv.core.tensors import (
     Tensor,
     TensorIndex,
     matrix_of,
-    parse,
-    with_layer,
 )
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted, shown
 from ckconv.families.adapters import (
@@ -44,10 +41,10 @@ from ckconv.families.adapters import (
     families_of,
     family_named,
     matrix_shape,
+    parted,
     path_of,
     placed,
     resized_first,
-    rows_of,
     transposing,
 )
 from ckconv.families.catalog import rows_of_head
@@ -392,65 +389,6 @@ def _check_shape(shape: tuple[int, ...], tensor: Tensor, base: TensorIndex, adap
 
 
 # -- Planning of adapters: tensors, types, and refusals of targets -----------------------------------------------------
-
-# LoRA of a matrix that is several in the target: each gets its rows of ``lora_b``, and all of them ``lora_a``.
-#
-# Granite 4 has gate and up in one matrix, Qwen 3 Next what its linear layers begin with; GGUF and MLX do not.
-
-
-def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) -> TensorIndex:
-    """Adapter with fused modules in parts, where a target wants them.
-
-    Args:
-        has_place: the target has one matrix for a module.
-    """
-    adapter = index.adapter
-    if adapter is None or adapter.base is None:
-        return index
-    base, modules = adapter.base, {}
-    tensors, canonical_of = dict(index.tensors), dict(index.canonical_of)
-    for module in adapter.modules.values():
-        parts = [] if has_place(module.name, base) else _parts(module, base, has_place)
-        if not parts:
-            modules[module.name] = module
-            continue
-        made: dict[Role, list[str]] = {role: [] for role in module.roles}
-        pair = {role: tensors.pop(f"{module.name}.{role.value}") for role in module.roles}
-        first = 0
-        for name, rows in parts:
-            modules[name] = module._replace(name=name)
-            for role, whole in pair.items():
-                own = replace(rows_of(whole, first, rows) if role is Role.B else whole, name=f"{name}.{role.value}")
-                tensors[own.name] = own
-                made[role].append(own.name)
-            first += rows
-        canonical_of |= {whole.source: tuple(made[role]) for role, whole in pair.items()}
-    return replace(index, adapter=replace(adapter, modules=modules), tensors=tensors, canonical_of=canonical_of)
-
-
-def _parts(
-    module: AdapterModule, base: ModelConfig, has_place: Callable[[str, ModelConfig], bool]
-) -> list[tuple[str, int]]:
-    """Names and rows of a module's matrices in the target."""
-    asked = parse(module.name)
-    left, found = PARTS.get(asked.pattern, ()), []
-    while left and module.roles == (Role.A, Role.B):
-        for name, many in _beginnings(left):
-            own, shape = with_layer(name, asked.layer), matrix_shape(with_layer(name, asked.layer), base)
-            if shape is not None and len(shape) == 2 and has_place(own, base):
-                found.append((own, math.prod(shape[:-1])))
-                left = left[many:]
-                break
-        else:
-            return []
-    return found
-
-
-def _beginnings(parts: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Name of the first parts together and their number, longest first."""
-    yield from ((whole, len(of)) for whole, of in PARTS.items() if of == parts[: len(of)] and len(of) < len(parts))
-    yield parts[0], 1
-
 
 # What planning for an adapter has in common: which tensors are written, as what type, and what a target cannot say.
 #

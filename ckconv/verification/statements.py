@@ -351,9 +351,18 @@ def _of_quantizing(index: TensorIndex) -> dict[str, Any]:
     return {key: stored_value(index, key) for key in index.metadata if key.startswith(_QUANTIZED)}
 
 
+def _still_weighed(out: TensorIndex, source: TensorIndex, options: Options) -> dict[str, Any]:
+    """Keys on blocks, without those on a matrix that no block is weighed by."""
+    there, said = {one.name: one.dtype for one in source.stored}, _of_quantizing(source)
+    types = {(there[one.name], one.dtype) for one in out.stored if one.name in there}
+    kept = all(was is now for was, now in types) or any(was is now and now.block > 1 for was, now in types)
+    gone = options.imatrix is not None or not kept
+    return {key: value for key, value in said.items() if not (gone and key.startswith(f"{_QUANTIZED}imatrix."))}
+
+
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     taken = taken_by_default(out)
-    yield from held(_of_quantizing(out), _of_quantizing(source) | _weighed(options))
+    yield from held(_of_quantizing(out), _still_weighed(out, source, options) | _weighed(options))
     if source.metadata_kind is not MetadataKind.TYPED:
         yield from (
             Fact(key, None, "one") for key in dict.fromkeys(_needed_keys(out, source)) if key not in out.metadata

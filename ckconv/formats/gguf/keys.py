@@ -335,7 +335,8 @@ def _length(value: Value) -> int:
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value], keys: Iterable[str]) -> Iterator[Change]:
     """Keys that flags changed, then dropped keys."""
-    for key in dict.fromkeys([*keys, *(key for key in before if key not in after)]):
+    named = dict.fromkeys([*keys, *(key for key in before if key not in after)])
+    for key in (key for key in named if before.get(key) != after.get(key)):
         old, new = (as_read({key: side[key]}).get(key) if key in side else None for side in (before, after))
         yield Change(key, _plain(old), _plain(new))
 

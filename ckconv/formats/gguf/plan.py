@@ -522,7 +522,10 @@ class GgufPlanner(Planner):
         for key in (key for name, key in named if name in gone):
             metadata.pop(f"{self.index.architecture}.{key}", None)
         self.notes += filter(None, [equal_tokens_of(self.index), self._unloaded(entries)])
-        changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
+        pairs = {(part.dtype, to) for entry, to in zip(entries, types, strict=True) for part in entry.parts}
+        changed = any(before is not after for before, after in pairs)
+        if self.options.imatrix or (changed and not any(one is to and to.block > 1 for one, to in pairs)):
+            metadata = {key: value for key, value in metadata.items() if not key.startswith(parameters.IMPORTANCE)}
         if self.options.quantize:
             metadata |= parameters.type_keys(self._file_type(entries, types)) | self._weighed()
         elif changed and _FILE_TYPE_KEY in metadata:
@@ -555,6 +558,11 @@ class GgufPlanner(Planner):
         if own and left and made.get(ARCHITECTURE_KEY) != metadata.get(ARCHITECTURE_KEY):
             them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
+        elif own and config is None and self.index.tower is None:
+            mine = [change.key for change in self.changes if change.key.startswith(f"{architecture}.")]
+            if mine:
+                text = f"no family of ckconv has the tensors of this {architecture}: what they allow"
+                self.notes.append(f"{text} {and_more(mine)} to say was not checked")
         elif own and config is not None and made != metadata:
             self._note_edits(config, catalog.FAMILIES[config.family], metadata, made)
         return made
@@ -735,10 +743,12 @@ class TowerPlanner(GgufPlanner):
         for sentence in taken_otherwise(self._tower, self._written, "gguf", "llama.cpp"):
             self.refuse(sentence)
         row = family.engines[LLAMA_CPP.row]
-        for take, conditions in ((self.refuse, row.right_if), (self.notes.append, row.same_if)):
-            for condition in conditions:
-                if not condition.expression.value(self._tower.parameters):
-                    take(condition.said(self._tower.parameters))
+        for condition in (*row.right_if, *row.same_if):
+            if not condition.expression.value(values := self._tower.parameters):
+                if condition in row.right_if:
+                    self.refuse(condition.said(values), condition.way_out(values))
+                else:
+                    self.notes.append(condition.said(values))
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         self._note_keys(family)

@@ -98,12 +98,13 @@ def with_edits(plan: Plan) -> Plan:
     for glob in plan.options.drop_meta:
         edits.drop(glob)
     edits.check()
+    made = (*edits.header_changes(), *edits.changes)
     container = plan.contents()
     container = container._replace(side_files=dict(sorted({**container.side_files, **edits.files()}.items())))
     return replace(
         plan,
         contents=lambda: container,
-        changes=(*edits.header_changes(), *edits.changes),
+        changes=tuple(one for one in made if one.old is None or repr(one.old) != repr(one.new)),
         notes=(*plan.notes, *edits.notes),
         refusals=(*plan.refusals, *edits.refusals),
     )
