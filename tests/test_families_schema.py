@@ -16,7 +16,7 @@ from ckconv.core.layouts import F32
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalog import families_of_engine, family_without_name
-from ckconv.families.expressions import ExpressionError, parse as expression
+from ckconv.families.expressions import FUNCTIONS, ExpressionError, parse as expression
 from ckconv.families.merge import ENGINE_FIELDS, FOLDER, KEY_FIELDS, ROW_FIELDS, SECTIONS, merged, misformed
 from ckconv.families.schema import load
 from ckconv.families.sizes import Kind, stored_layout
@@ -133,7 +133,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", layers = "sparse", hf = "L.x", gguf = "L.x" }',
-            "tensors.L.x: there is no layer kind 'sparse' (known: )",
+            "tensors.L.x: there is no layer kind 'sparse' (known: none; a new one is a row of [layers])",
         ),
         (
             'extends = "llama"\n[parameters]\nx = { hf = "x", gguf = "x:f99" }',
@@ -195,6 +195,7 @@ def test_engines_are_not_inherited(tmp_path: Path) -> None:
         ("-heads", -4),
         ("[n * heads for n in upto(3)]", [0, 4, 8]),
         ("[{'x': w, 'y': n}['x'] // x for w in [6, 8]]", [6, 8]),
+        ("{f'{m}': m for m in upto(9)[:5] if m % heads == x}", {"1": 1}),
     ],
 )
 def test_expressions_compute(text: str, value: object) -> None:
@@ -204,10 +205,10 @@ def test_expressions_compute(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1 +", "lambda: 1", "[x for x in y if x]", "[x for x, z in y]", "[x for x in y for z in x]",
+        "", "1 +", "lambda: 1", "[x for x in y if upto(x)]", "[x for x, z in y]", "[x for x in y for z in x]",
         "[x for x in x]", "[x for x in y][0] == x",
         "{x for x in y}", "[[z for z in x] for x in y]", "[upto(9) for x in y]", "(x for x in y)", "a.b",
-        "a := 1", "f'{a}'", "{**a}",
+        "a := 1", "f'{a!r}'", "{**a}",
         "b'x'", "open('x')", "min(*a)", "min(a=1)", "(" * 300, "1" * 600,
     ],
 )  # fmt: skip
@@ -341,4 +342,7 @@ def test_the_page_has_an_example_of_each_of_the_few_words_of_a_family_file() -> 
 
     assert words_of_files() - {word for table in examples for word in said(table)} == set()
     assert len(words_of_files()) <= 80
+    rows = re.findall(r"^(\S.*?)  ->  (.*)$", page, re.MULTILINE)
+    assert [row for row in rows if repr(expression(row[0]).value({})) != row[1]] == []
+    assert set(re.findall(r"\b(\w+)\(", " ".join(row[0] for row in rows))) == FUNCTIONS.keys()
     assert [misformed(table) for table in examples] == [None] * len(examples)

@@ -495,9 +495,9 @@ MALFORMED = {
     ),
     "no model_type": (
         MINE.replace('model_type = "mylmo", ', ""),
-        "huggingface.model_type: missing; a family has one",
+        "huggingface.model_type: missing: model_type = what ",
     ),
-    "no class": (MINE.replace(', class = "MylmoForCausalLM"', ""), "huggingface.class: missing; a family has one"),
+    "no class": (MINE.replace(', class = "MylmoForCausalLM"', ""), "huggingface.class: missing: class = what "),
     "a parameter that no model is read without": (
         MINE.replace("[tensors]\n", 'without = ["layers"]\n[tensors]\n'),
         "parameters.layers: there is none, and without it no model can be read",
@@ -568,9 +568,14 @@ MALFORMED = {
         KINDS.replace(READ, ""),
         "parameters.layer_types: attention.sliding_window_pattern is of bool[], not of kinds of layers, and lacks read",
     ),
+    "an engine that there is not": (
+        MINE.replace("transformers = {}", "transformers = {}\nvllm = {}"),
+        "engines.vllm: there is no such engine (known: llama_cpp, ",
+    ),
+    "a match without an architecture": (MINE.replace('arch = "mylmo", ', ""), "gguf.arch: missing: arch = what "),
     "a condition over something else than keys": (
         MINE.replace("not has('attention.sliding_window')", "layers > 3").replace('arch = "mylmo"', 'arch = "olmo2"'),
-        "gguf.match: no parameter 'layers'; it asks for has('KEY') only",
+        "gguf.match: it asks for 'layers', and a match asks for has('KEY') only",
     ),
 }  # fmt: skip
 

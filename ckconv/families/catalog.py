@@ -61,7 +61,12 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
         ("class", family.in_huggingface.classes),
     ):
         if not found:
-            yield f"huggingface.{word}", "missing; a family has one"
+            yield f"huggingface.{word}", f"missing: {word} = what config.json of such a model calls it"
+    if family.in_gguf.condition is not None:
+        if not family.in_gguf.names:
+            yield "gguf.arch", "missing: arch = what general.architecture of such a GGUF is"
+        for name in sorted(family.in_gguf.condition.names):
+            yield "gguf.match", f"it asks for {name!r}, and a match asks for has('KEY') only"
     if "hf" not in family.prefixes:
         yield "prefix.hf", "missing; rows with M. and L. need it"
     for name in REQUIRED:
@@ -80,7 +85,7 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     known = family.parameters.keys() | _GIVEN
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):
-            yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
+            yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter: a new one is a row"
     for key, condition in _conditions(family):
         for name in sorted(condition.names - condition.expression.names - known):
             yield key, f"its sentence or hint has {{{name}}}, and there is no such parameter"

@@ -2,7 +2,8 @@
 
 Names are parameters, ``n`` the layer, ``it`` the value that a cell reads or writes; ``true``, ``false`` and ``null``
 are constants. Allowed besides: numbers, strings, lists, tables, ``+ - * / // % **``, comparisons, ``in``,
-``and or not``, ``x if c else y``, ``a[i]``, ``[x for name in items]``, calls of :data:`FUNCTIONS`.
+``and or not``, ``x if c else y``, ``a[i]``, ``a[:n]``, ``f'{x}'``, ``[x for name in items if c]``, calls of
+:data:`FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -40,16 +41,6 @@ def each(items: list[Any], item: Any, one: Any, other: Any) -> list[Any]:
     return [one if found == item else other for found in items]
 
 
-def spelled(pattern: Sequence[str], letters: str, words: list[str]) -> list[str]:
-    """A word for each letter of a pattern."""
-    return [words[letters.index(letter)] for letter in pattern]
-
-
-def overlaid(items: list[Any], others: list[Any]) -> list[Any]:
-    """Items of a list, with gaps filled from a second list."""
-    return [item or other for item, other in zip(items, others, strict=True)]
-
-
 def upto(count: int) -> list[int]:
     """Numbers from 0 on, so many."""
     return list(range(count))
@@ -66,11 +57,6 @@ def of_kind(items: list[Any], kinds: Sequence[str], kind: str) -> Any:
     if found.count(found[0]) < len(found):
         raise ValueError(f"{kind} layers have {found}")
     return found[0]
-
-
-def first(items: list[Any], number: int) -> list[Any]:
-    """The first few items of a list."""
-    return items[:number]
 
 
 def first_of(items: list[Any], item: Any) -> int:
@@ -93,21 +79,6 @@ def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str
     if any(kinds[layer] != kind for layer in own):
         raise ValueError(f"per_layer_config names layers that are not {kind}")
     return of_kind([own.get(n, {}).get(key, other) for n in range(len(kinds))], kinds, kind)
-
-
-def numbered(count: int, numbers: list[int], one: Any, other: Any, start: int = 0) -> list[Any]:
-    """Items from ``start`` on: ``one`` at given numbers, else ``other``."""
-    return [one if n in numbers else other for n in range(start, start + count)]
-
-
-def numbers(items: list[Any], item: Any, start: int = 0) -> list[int]:
-    """Where a list has an item, numbered from ``start``."""
-    return [n for n, found in enumerate(items, start) if found == item]
-
-
-def among(count: int, numbers: list[int]) -> list[int]:
-    """Numbers of a list that are below ``count``."""
-    return [n for n in range(count) if n in numbers]
 
 
 def whole(it: Any, low: int, high: int = (1 << 31) - 1) -> Any:
@@ -136,13 +107,6 @@ def period_of(kinds: Sequence[str]) -> int | None:
     """Period of full attention that gives these layers, or ``None``."""
     period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
     return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
-
-
-def slide_pattern(kinds: Sequence[str], usual: int = PERIOD) -> int | list[bool] | None:
-    """Sliding layers as a period or flags, if not llama.cpp's default."""
-    if SLIDING not in kinds or list(kinds) == every(len(kinds), usual, SLIDING, FULL):
-        return None
-    return period_of(kinds) or [kind == SLIDING for kind in kinds]
 
 
 def slides(count: int, pattern: int | list[bool]) -> list[str]:
@@ -189,16 +153,6 @@ def yarn_attention(stored: float, taken: float) -> float | None:
     return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
 
 
-def moved(items: list[int], by: int) -> list[int]:
-    """Numbers of a list, each with another added."""
-    return [item + by for item in items]
-
-
-def lines(items: list[str]) -> str:
-    """Join lines to a text, with line feeds between them."""
-    return "\n".join(items)
-
-
 def counted(text: str) -> list[int]:
     """Whole numbers of a text, between commas."""
     return [int(number) for number in text.split(",") if number.strip()]
@@ -235,14 +189,10 @@ def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str,
     return next((dict(zip(LLAMA3_NUMBERS, numbers, strict=True)) for numbers in exact), None)
 
 
-def classifies(classes: object) -> bool:
-    """``architectures`` of a document name a classifier of texts."""
-    return isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
-
-
-def mentions(table: object, part: str) -> bool:
-    """A text of a table, as ``auto_map`` is one, has this part."""
-    return isinstance(table, dict) and any(part in str(text) for text in table.values())
+def mentions(texts: object, part: str) -> bool:
+    """A text of a list or table, as ``auto_map`` is one, has this part."""
+    found = texts.values() if isinstance(texts, dict) else texts if isinstance(texts, list) else ()
+    return any(part in str(text) for text in found)
 
 
 def others(table: object, known: list[str]) -> list[str]:
@@ -257,28 +207,12 @@ def items(table: object) -> list[str]:
     return [str(table.get(str(n), table.get(n))) for n in range(len(table))]
 
 
-def labels_of(count: int) -> list[str]:
-    """Names of transformers for labels without names."""
-    return [f"LABEL_{n}" for n in range(count)]
-
-
-def indexed(items: list[Any]) -> dict[str, Any]:
-    """``id2label``: number -> item."""
-    return {str(n): item for n, item in enumerate(items)}
-
-
-def indices(items: list[Any]) -> dict[str, int]:
-    """``label2id``: item -> number."""
-    return {str(item): n for n, item in enumerate(items)}
-
-
 BY_NAME: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(cycle, leading, each, spelled, overlaid, upto, spread, of_kind, first, first_of, count, overridden),
-        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved, lines),
-        *(counted, commas, llama3_factors, llama3_numbers, classifies, mentions, others, items, labels_of, indexed),
-        *(indices, stride, letters, lettered, longrope_scale, yarn_scale, yarn_attention),
+        *(cycle, leading, each, upto, spread, of_kind, first_of, count, overridden, every, from_first, period_of),
+        *(slides, counted, commas, llama3_factors, llama3_numbers, mentions, others, items, stride, letters),
+        *(lettered, longrope_scale, yarn_scale, yarn_attention),
     )
 }
 
@@ -322,7 +256,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 #: Those that are quick enough to be called for every item of a list.
-_OF_ITEMS = frozenset({"sqrt", "log", "int", "float", "min", "max", "len", "others"})
+_OF_ITEMS = frozenset({"sqrt", "log", "int", "float", "min", "max", "len", "others", "spread"})
 
 #: Functions that whoever asks for a value gives along with the names: ``has('expert_count')``.
 GIVEN = ("has",)
@@ -395,7 +329,8 @@ class Expression(NamedTuple):
 def _of_lists(expression: Expression) -> bool:
     nodes = _nodes(expression.tree)
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    return any(isinstance(node, ast.List | ast.Subscript) for node in nodes) or not called.isdisjoint({*BY_NAME, "len"})
+    made = any(isinstance(node, ast.List | ast.ListComp | ast.Subscript) for node in nodes)
+    return made or not called.isdisjoint({*BY_NAME, "len"})
 
 
 @lru_cache(maxsize=1024)
@@ -429,20 +364,30 @@ def _nodes(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
+#: A list, or a table, that is made of the items of another.
+_MADE = (ast.ListComp, ast.DictComp)
+
+
+def _for_items(node: ast.ListComp | ast.DictComp) -> list[ast.AST]:
+    """Nodes that are computed for every item."""
+    parts = (node.elt,) if isinstance(node, ast.ListComp) else (node.key, node.value)
+    return [one for part in (*parts, *node.generators[0].ifs) for one in _nodes(part)]
+
+
 def _own_names(nodes: Sequence[ast.AST], text: str) -> set[str]:
     """Names that lists give to the items that they are made of."""
-    made = [node for node in nodes if isinstance(node, ast.ListComp)]
+    made = [node for node in nodes if isinstance(node, _MADE)]
     if not made:
         return set()
     for node in made:
-        one, inner = node.generators[0], _nodes(node.elt)
-        plain = len(node.generators) == 1 and isinstance(one.target, ast.Name) and not one.ifs
+        one, inner = node.generators[0], _for_items(node)
+        plain = len(node.generators) == 1 and isinstance(one.target, ast.Name)
         calls = (call.func for call in inner if isinstance(call, ast.Call))
         quick = all(isinstance(called, ast.Name) and called.id in _OF_ITEMS for called in calls)
-        if not plain or not quick or any(isinstance(one, ast.ListComp) for one in inner):
+        if not plain or not quick or any(isinstance(one, _MADE) for one in inner):
             raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
     items = {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
-    inner = [one for node in made for part in (node.elt, node.generators[0].target) for one in _nodes(part)]
+    inner = [one for node in made for one in (node.generators[0].target, *_for_items(node))]
     outer = (one for one in nodes if isinstance(one, ast.Name) and not any(one is each for each in inner))
     if twice := next((name.id for name in outer if name.id in items), ""):
         raise ExpressionError(
@@ -464,13 +409,17 @@ def _check(node: ast.AST, text: str, names: set[str]) -> None:
             raise ExpressionError(
                 f"{text!r} calls something that is not a function of family files ({', '.join(known)})"
             )
-    elif not isinstance(node, _ALLOWED) or (isinstance(node, ast.Dict) and None in node.keys):
+    elif (
+        not isinstance(node, _ALLOWED)
+        or (isinstance(node, ast.Dict) and None in node.keys)
+        or (isinstance(node, ast.FormattedValue) and (node.conversion >= 0 or node.format_spec))
+    ):
         raise ExpressionError(f"{text!r} holds {type(node).__name__}, which expressions do not have")
 
 
 _ALLOWED = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.List, ast.Load, ast.And, ast.Or,
-    ast.Dict, ast.ListComp, ast.comprehension, ast.Store,
+    ast.Dict, ast.ListComp, ast.DictComp, ast.comprehension, ast.Store, ast.Slice, ast.JoinedStr, ast.FormattedValue,
     *_BINARY, *_UNARY, *_COMPARE,
 )  # fmt: skip
 
@@ -502,14 +451,18 @@ def _called(node: ast.Call, names: Mapping[str, Any]) -> Any:
     return function(*arguments)
 
 
-def _made_of(node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
-    """A list of what an expression is for each item of another."""
+def _made_of(node: ast.ListComp | ast.DictComp, names: Mapping[str, Any]) -> list[Any] | dict[Any, Any]:
+    """A list, or a table, of what expressions are for each item of another."""
     (one,) = node.generators
     assert isinstance(one.target, ast.Name)
     items = _value(one.iter, names)
-    if not isinstance(items, list | tuple) or len(items) > MAX_LAYERS:
+    if not isinstance(items, list | tuple | str) or len(items) > MAX_LAYERS:
         raise ExpressionError(f"no list of at most {MAX_LAYERS:,} items to make another of")
-    return [_value(node.elt, ChainMap({one.target.id: item}, names)) for item in items]  # type: ignore[arg-type]
+    scopes = [ChainMap({one.target.id: item}, names) for item in items]  # type: ignore[arg-type]
+    scopes = [scope for scope in scopes if all(_value(test, scope) for test in one.ifs)] if one.ifs else scopes
+    if isinstance(node, ast.DictComp):
+        return {_value(node.key, scope): _value(node.value, scope) for scope in scopes}
+    return [_value(node.elt, scope) for scope in scopes]
 
 
 def _name(name: str, names: Mapping[str, Any]) -> Any:
@@ -550,6 +503,10 @@ _OF_NODES: dict[type[ast.expr], Callable[[Any, Mapping[str, Any]], Any]] = {
     ast.List: lambda node, names: [_value(item, names) for item in node.elts],
     ast.Dict: _dictionary,
     ast.ListComp: _made_of,
+    ast.DictComp: _made_of,
+    ast.Slice: lambda node, names: slice(*(it and _value(it, names) for it in (node.lower, node.upper, node.step))),
+    ast.JoinedStr: lambda node, names: "".join(str(_value(part, names)) for part in node.values),
+    ast.FormattedValue: lambda node, names: _value(node.value, names),
     ast.UnaryOp: lambda node, names: _UNARY[type(node.op)](_value(node.operand, names)),
     ast.BinOp: _binary,
     ast.BoolOp: _either,

@@ -432,7 +432,7 @@ def _entry(key: str, row: object, part: int, parts: int, path: Path) -> Table:
     if not isinstance(row, dict):
         raise fault(path, f"tensors.{key}: a table or 'absent' expected")
     for field in row.keys() - ROW_FIELDS:
-        raise fault(path, f"tensors.{key}: there is no field {field!r}")
+        raise fault(path, f"tensors.{key}: there is no field {field!r} (known: {', '.join(sorted(ROW_FIELDS))})")
     entry: Table = {}
     for field, value in row.items():
         if field not in FORMATS or value == "absent":
@@ -639,7 +639,7 @@ class Fields:
         """Value that a word out of a fixed set stands for."""
         found = row.get(field, default)
         if found not in known:
-            raise self.fault(f"{field} is {found!r} (known: {', '.join(word or repr(word) for word in known)})")
+            raise self.fault(f"{field} is {found!r} (known: {', '.join(filter(None, known))})")
         return known[found]
 
 

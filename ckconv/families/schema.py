@@ -206,6 +206,9 @@ class Engine(NamedTuple):
     drafts: str = ""
 
 
+#: Engines that have a row.
+_ENGINES = ("llama_cpp", "mlx_lm", "mlx_vlm", "transformers", "bump3", "bump5", "bump_trained")
+
 #: Fields of bump engines alone.
 _OF_BUMP = frozenset({"tensors", "rotates", "biased", "biases", "unnamed", "slots"})
 
@@ -233,6 +236,8 @@ def engine(path: Path, name: str, row: object) -> Engine:
     """Read one row."""
     reader = Fields(path)
     reader.where = f"engines.{name}"
+    if name not in _ENGINES:
+        raise reader.fault(f"there is no such engine (known: {', '.join(_ENGINES)})")
     if row == "absent":
         return Engine(name, absent=True)
     fields = reader.fields(row, ENGINE_FIELDS.keys() - (set() if name.startswith("bump") else _OF_BUMP))
@@ -496,7 +501,8 @@ class TensorRows(Fields):
         found = self.expression(text)
         for name in found.names if found else ():
             if name not in kinds:
-                raise self.fault(f"there is no layer kind {name!r} (known: {', '.join(kinds)})")
+                known = ", ".join(kinds) or "none"
+                raise self.fault(f"there is no layer kind {name!r} (known: {known}; a new one is a row of [layers])")
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
