@@ -15,7 +15,17 @@ from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConf
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.options import Options
-from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
+from ckconv.core.tensors import (
+    HEAD,
+    DroppedTensor,
+    MetadataKind,
+    Tensor,
+    TensorIndex,
+    Tower,
+    is_bias,
+    parse,
+    with_layer,
+)
 from ckconv.errors import an, and_more, counted, quoted, shown
 from ckconv.families import catalog, huggingface_classes
 from ckconv.families.expressions import SLIDING, ExpressionError
@@ -155,6 +165,8 @@ class Planner(ABC):
     version: int = 0
     #: The tower that is written beside the text model.
     seeing: Family | None = None
+    #: Parts that text models do not have are left out; else what has no rule is refused.
+    leaves_parts = True
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.options, self.source = options, source
@@ -492,13 +504,29 @@ class Planner(ABC):
             reason = f"of a layer that predicts further tokens: {self._no_drafts}"
         self.left_out.append(Omission(name, reason, nbytes))
 
-    def leave_out_part(self, stored: StoredTensor) -> bool:
-        """Note a tensor of a part that text models do not have."""
-        config = self.index.config
-        found = config is not None and is_beside_text(config.raw, stored.name)
-        if found:
-            self.leave_out(stored.name, BESIDE_TEXT, stored.extent.nbytes)
-        return found
+    def leave_out_by_rules(self, items: Iterable[DroppedTensor] | None = None) -> None:
+        """Note the tensors that the source's rules leave out, or these of them."""
+        for item in self.index.dropped if items is None else items:
+            self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
+
+    def kept(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The tensors that no flag leaves out; the others are noted."""
+        for tensor in tensors:
+            if self.dropped(tensor.name, tensor.source):
+                self.leave_out(tensor.name, "--drop", tensor.nbytes)
+            else:
+                yield tensor
+
+    def unruled(self) -> Iterator[str]:
+        """Names without a rule, of parts that stay; the others are noted."""
+        config = self.index.config if self.leaves_parts else None
+        for stored in self.index.unknown:
+            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            elif config is not None and is_beside_text(config.raw, stored.name):
+                self.leave_out(stored.name, BESIDE_TEXT, stored.extent.nbytes)
+            else:
+                yield stored.name
 
     def decoded(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""

@@ -292,13 +292,10 @@ class BumpPlanner(Planner):
         unmapped: Counter[str] = Counter()
         absent = {tensor.name for tensor in self.index.tensors.values() if tensor.may_be_absent}
         zero_filled = placeholders(self.index) if look else absent
-        for dropped in self.index.dropped:
-            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
+        self.leave_out_by_rules()
         rows = self.own.rows
-        for tensor in (one for one in self.index.tensors.values() if one.name not in rows):
-            if self.dropped(tensor.name, tensor.source):
-                self.leave_out(tensor.name, "--drop", tensor.nbytes)
-            elif tensor.name in zero_filled:  # where this version has the slot, it is filled with zeros again
+        for tensor in self.kept(one for one in self.index.tensors.values() if one.name not in rows):
+            if tensor.name in zero_filled:  # where this version has the slot, it is filled with zeros again
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name == HEAD and self.source.head_is_embedding:
                 self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
@@ -311,11 +308,7 @@ class BumpPlanner(Planner):
                 self._refuse_scaling(f"{tensor.source} scales RoPE (Llama 3.1 style)")
             else:
                 unmapped[parse(tensor.name).pattern] += 1
-        for stored in self.index.unknown:
-            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
-                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            elif not self.leave_out_part(stored):
-                unmapped[self.part(stored.name)] += 1
+        unmapped.update(map(self.part, self.unruled()))
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
             self.refuse(f"no slot for {pattern}{more}{catalog.of_class(self.config)}", part_hint(self.own, pattern))

@@ -426,8 +426,7 @@ def canonical_entries(
         zero_filled: source tensors that only stand for ones that are not there.
     """
     index = planner.index
-    for item in index.dropped:
-        planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
+    planner.leave_out_by_rules()
     tensors = _selected(planner, config, zero_filled)
     entries: dict[str, Entry] = {}
     written, keys, sizes = names_of(family, "gguf").written, key_patterns(family), Sizes(family, config.scope)
@@ -478,12 +477,9 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
     headless = headless or (planner.head_is_loaders() and not planner.doubles_head(LLAMA_CPP))
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()
-    unmapped: Counter[str] = Counter()
-    for tensor in index.tensors.values():
+    for tensor in planner.kept(index.tensors.values()):
         pattern = parse(tensor.name).pattern
-        if planner.dropped(tensor.name, tensor.source):
-            planner.leave_out(tensor.name, "--drop", tensor.nbytes)
-        elif tensor.name in zero_filled and pattern not in required:
+        if tensor.name in zero_filled and pattern not in required:
             planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
         elif tensor.name == HEAD and planner.options.tie == "tie" and planner.source.head_is_embedding:
             planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)
@@ -495,11 +491,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
             tensors[tensor.name] = tensor
         else:
             nameless[pattern] += 1
-    for stored in index.unknown:
-        if planner.dropped(stored.name, *index.canonical_of.get(stored.name, ())):
-            planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
-        elif not planner.leave_out_part(stored):
-            unmapped[planner.part(stored.name)] += 1
+    unmapped = Counter(map(planner.part, planner.unruled()))
     for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
         hint = drop_hint(index, family, pattern, unruled=pattern in unmapped)

@@ -753,14 +753,8 @@ class TowerPlanner(GgufPlanner):
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         self._note_keys(family)
         self.refuse_crossed(index.tensors)
-        for item in index.dropped:
-            self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
-        surplus: Counter[str] = Counter()
-        for stored in index.unknown:
-            if self.dropped(stored.name):
-                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            else:
-                surplus[parse(stored.name).pattern] += 1
+        self.leave_out_by_rules()
+        surplus = Counter(parse(name).pattern for name in self.unruled())
         there = Counter(parse(name).pattern for name in index.tensors)
         wanted = expected(family, "gguf", self._tower.parameters)
         missing = [*missing_tensors({name: count - there[name] for name, count in wanted.items()})]

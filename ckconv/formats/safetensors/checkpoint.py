@@ -434,8 +434,7 @@ class CheckpointPlanner(Planner):
         if self.config is None and not kept:
             self.reasons.append(unknown_architecture(self.index, self.options))
             return self.refused()
-        for dropped in left_by_rules(self, kept):
-            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
+        self.leave_out_by_rules(left_by_rules(self, kept))
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = kept_modules(self) if kept else self._renamed()
@@ -523,10 +522,8 @@ class CheckpointPlanner(Planner):
         assert self.family is not None
         assert self.config is not None
         zero_filled = placeholders(self.index, scheme_names(self.family, self.scheme).written)
-        for tensor in self.index.tensors.values():
-            if self.dropped(tensor.name, tensor.source):
-                self.leave_out(tensor.name, "--drop", tensor.nbytes)
-            elif tensor.name in zero_filled and not needs(self.family, tensor.name):
+        for tensor in self.kept(self.index.tensors.values()):
+            if tensor.name in zero_filled and not needs(self.family, tensor.name):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
@@ -536,13 +533,7 @@ class CheckpointPlanner(Planner):
                 self.behind[folder] = self._linear(linear)
         if self.behind and self.options.file_name:
             self.refuse(f"{', '.join(self.behind)} are directories beside the tensors", "name a directory (DST/)")
-        unmapped: list[str] = []
-        for stored in self.index.unknown:
-            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
-                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            elif not self.leave_out_part(stored):
-                unmapped.append(self.part(stored.name))
-        self._refuse_grouped(_NO_RULE, unmapped)
+        self._refuse_grouped(_NO_RULE, [*map(self.part, self.unruled())])
         for name in not_of_zeros(self.index):
             text = f"{name} begins with an adapter that is not of zeros, and a checkpoint has no place for it"
             self.refuse(text, catalog.copied_by("gguf"))
@@ -775,6 +766,8 @@ _PREPARED = (
 class WholePlanner(CheckpointPlanner):
     """Planner of a text model within its whole, and the tower."""
 
+    leaves_parts = False
+
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         text, self._seen = parted(index)
         assert index.tower is not None
@@ -879,9 +872,8 @@ class WholePlanner(CheckpointPlanner):
         """The tensors of the tower."""
         family, scheme, prefix = self.seeing, self.scheme, self.tower_prefix
         embedded = family.in_huggingface.embeddings
-        tensors = {
-            name: tensor for name, tensor in self._seen.items() if name not in embedded and not self._left(tensor)
-        }
+        seen = (tensor for name, tensor in self._seen.items() if name not in embedded)
+        tensors = {tensor.name.removeprefix(PREFIX): tensor for tensor in self.kept(seen)}
         types = {name: tensor.dtype for name, tensor in self.tensors.items()}
         for tensor in (self._seen[name] for name in embedded if name in self._seen):
             kinds = {found[EMBEDDING].kind for found in (types, self.types) if EMBEDDING in found}
@@ -927,17 +919,6 @@ class WholePlanner(CheckpointPlanner):
         document = document_of(self.index.metadata)
         found = [it.stored for it in self.whole.dropped if it.copied or it.stored.name in spare]
         return [it for it in found if is_beside_text(document, it.name) and not self.dropped(it.name)]
-
-    def leave_out_part(self, stored: StoredTensor) -> bool:
-        """No part is left out for a whole: what has no name is refused."""
-        return False
-
-    def _left(self, tensor: Tensor) -> bool:
-        """A flag leaves the tensor out."""
-        left = self.dropped(tensor.name, tensor.source)
-        if left:
-            self.leave_out(tensor.name, "--drop", tensor.nbytes)
-        return left
 
     def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
         """Type of a tensor of the tower."""

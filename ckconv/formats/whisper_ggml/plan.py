@@ -39,6 +39,7 @@ class WhisperPlanner(Planner):
     """Plans it."""
 
     format = NAME
+    leaves_parts = False
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """Plan of the file, or reasons to refuse without files.
@@ -126,21 +127,12 @@ class WhisperPlanner(Planner):
         head = tensors.pop(HEAD, None)
         if head is not None and self.source.head_is_embedding:
             self.leave_out(HEAD, f"byte for byte the embedding: {_TIED}", head.nbytes)
-        elif head is not None and self.dropped(HEAD, head.source):
-            self.leave_out(HEAD, "--drop", head.nbytes)
-        elif head is not None:
+        elif head is not None and any(self.kept([head])):
             self.refuse(f"{head.source} is not byte for byte the embedding, and {_TIED}")
-        for dropped in self.index.dropped:
-            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
-        surplus: Counter[str] = Counter()
-        for stored in self.index.unknown:
-            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
-                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            else:
-                surplus[parse(stored.name).pattern] += 1
+        self.leave_out_by_rules()
         names = list(speech_tensors(numbers["decoder_layers"], numbers["encoder_layers"]))
-        surplus.update(parse(name).pattern for name in tensors.keys() - {name for name, _ in names})
-        for pattern in surplus:
+        surplus = [*self.unruled(), *(tensors.keys() - {name for name, _ in names})]
+        for pattern in dict.fromkeys(parse(name).pattern for name in surplus):
             self.refuse(f"whisper.cpp has no tensor {pattern}")
         missing = Counter(parse(name).pattern for name, _ in names if name not in tensors)
         self.reasons += missing_tensors(missing)
