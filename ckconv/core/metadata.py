@@ -136,6 +136,25 @@ def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> d
     return {**{f"{METADATA}.{key}": value for key, value in header.items()}, **document}
 
 
+def within(document: Any, *keys: str) -> Any:
+    """Value under keys of objects within each other; ``None`` for none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict | Mapping) else None
+    return document
+
+
+def table_within(document: Any, *keys: str) -> dict[str, Any]:
+    """The object there, as :func:`within`; empty for none."""
+    found = within(document, *keys)
+    return found if isinstance(found, dict) else {}
+
+
+def list_within(document: Any, *keys: str) -> list[Any]:
+    """The list there, as :func:`within`; empty for none."""
+    found = within(document, *keys)
+    return found if isinstance(found, list) else []
+
+
 def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration out of :func:`joined_metadata`."""
     return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}

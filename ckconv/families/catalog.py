@@ -22,6 +22,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.metadata import within
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters
@@ -681,9 +682,7 @@ def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
 def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
     """Words about a speculative drafter and its model; empty for a model."""
     drafter = drafter_of(document, architecture)
-    said = document.get("speculators_config")
-    verifier = said.get("verifier") if isinstance(said, dict) else None
-    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    target = within(document, "speculators_config", "verifier", "name_or_path")
     size = next((document[key] for key in TAKEN if isinstance(document.get(key), int)), None)
     layers = document.get("num_target_layers")
     whose = f"a model of {layers:,} layers" if isinstance(layers, int) else "another model"

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import TARGET, document_of, root_of, text_on_top, tokenizer_root
+from ckconv.core.metadata import (
+    TARGET,
+    document_of,
+    list_within,
+    root_of,
+    table_within,
+    text_on_top,
+    tokenizer_root,
+    within,
+)
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, is_text
 from ckconv.io.files import open_source
@@ -474,11 +483,10 @@ def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) ->
 
 def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
     """Word -> id of the model of a ``tokenizer.json``; may be empty."""
-    model = (document or {}).get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
+    vocab = within(document, "model", "vocab")
     if isinstance(vocab, list):
         return {pair[0]: n for n, pair in enumerate(vocab) if isinstance(pair, list) and pair and type(pair[0]) is str}
-    return {word: n for word, n in vocab.items() if type(n) is int} if isinstance(vocab, dict) else {}
+    return {word: n for word, n in table_within(vocab).items() if type(n) is int}
 
 
 def is_id(key: str) -> bool:
@@ -487,9 +495,8 @@ def is_id(key: str) -> bool:
 
 
 def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
-    added = (document or {}).get("added_tokens")
-    for item in added if isinstance(added, list) else ():
-        token, number = (item.get("content"), item.get("id")) if isinstance(item, dict) else (None, None)
+    for item in list_within(document, "added_tokens"):
+        token, number = within(item, "content"), within(item, "id")
         if not isinstance(token, str):
             raise Inexact("tokenizer.json has an added token without content")
         if type(number) is not int or number < 0:
@@ -500,8 +507,7 @@ def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
 
 def of_settings(settings: Mapping[str, Any]) -> Iterator[_Listed]:
     """Tokens of ``added_tokens_decoder``, by id."""
-    found = settings.get("added_tokens_decoder")
-    decoder = found if isinstance(found, dict) else {}
+    decoder = table_within(settings, "added_tokens_decoder")
     for key, entry in decoder.items():
         if not is_id(key) or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
@@ -685,7 +691,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _special(item: object) -> tuple[int, str]:
-    rank, text = (item.get("rank"), item.get("token_str")) if isinstance(item, dict) else (None, None)
+    rank, text = within(item, "rank"), within(item, "token_str")
     if not isinstance(rank, int) or not isinstance(text, str):
         raise Inexact("a special token of tekken.json has no rank, or no text")
     return rank, text
@@ -807,9 +813,7 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
     root = tokenizer_root(index)
     if (words := _json(root / _VOCABULARY)) is not None:
         return words
-    model = (_json(root / "tokenizer.json") or {}).get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    return words if isinstance(words, dict) else {}
+    return table_within(_json(root / "tokenizer.json"), "model", "vocab")
 
 
 def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import Value, array, as_read, scalar
+from ckconv.core.metadata import Value, array, as_read, list_within, scalar, table_within, within
 from ckconv.core.tensors import TensorIndex
 from ckconv.tokenizer import gguf_words
 from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, tokenizer_files, unmade
@@ -70,8 +70,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     files = files._replace(model=None)  # of other words
     if files.tokenizer is None:
         raise Inexact(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
-    model = files.tokenizer.get("model")
-    kind = str(model.get("type")) if isinstance(model, dict) else ""
+    kind = str(within(files.tokenizer, "model", "type"))
     if kind in _OF_ROWS:
         return _OF_ROWS[kind](files, files.tokenizer["model"]["rows"], vocab_size)
     made = gguf_words.from_json if gguf_words.is_sentencepiece(files.tokenizer) else _KINDS.get(kind, _bpe)
@@ -192,9 +191,8 @@ def _of_rows(
 
 def _beside(files: TokenizerFiles) -> Iterator[str]:
     """Notes on spaces beside added tokens, which a GGUF cannot say."""
-    added = (files.tokenizer or {}).get("added_tokens")
-    decoder = files.settings.get("added_tokens_decoder")
-    tokens = [*(added if isinstance(added, list) else ()), *(decoder.values() if isinstance(decoder, dict) else ())]
+    decoder = table_within(files.settings, "added_tokens_decoder")
+    tokens = [*list_within(files.tokenizer, "added_tokens"), *decoder.values()]
     for key, what in _BESIDE.items():
         found = next((token.get("content") for token in tokens if isinstance(token, dict) and token.get(key)), None)
         if found is not None:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import Value, array, raw_array, scalar
+from ckconv.core.metadata import Value, array, list_within, raw_array, scalar, table_within, within
 from ckconv.errors import is_text
 from ckconv.tokenizer.checkpoint import (
     BPE,
@@ -213,8 +213,7 @@ def _around(processor: object) -> tuple[str, str]:
     if isinstance(processor, dict) and processor.get("type") == "Sequence":
         inner = processor.get("processors")
         members = inner if isinstance(inner, list) else [None]
-    for member in members:
-        member = member if isinstance(member, dict) else {}
+    for member in map(table_within, members):
         kind = member.get("type")
         if kind == "ByteLevel":
             continue
@@ -225,16 +224,14 @@ def _around(processor: object) -> tuple[str, str]:
                 continue
         if kind != "TemplateProcessing":
             raise Inexact(f"its post-processor is {kind!r} (tokenizer.json)")
-        first, last = _ends(member.get("single"))
+        first, last = _ends(member)
     return first, last
 
 
-def _ends(single: object) -> tuple[str, str]:
+def _ends(template: Mapping[str, Any]) -> tuple[str, str]:
     """The special tokens before and after the text; empty where there is none."""
-    words: list[str] = []
-    for part in single if isinstance(single, list) else ():
-        special = part.get("SpecialToken") if isinstance(part, dict) else None
-        words.append(str(special.get("id")) if isinstance(special, dict) else "")
+    special = (within(part, "SpecialToken") for part in list_within(template, "single"))
+    words = [str(one.get("id")) if isinstance(one, dict) else "" for one in special]
     if words.count("") != 1 or len(words) - words.index("") > 2 or words.index("") > 1:
         raise Inexact("its template puts more around a text than a beginning and an end (tokenizer.json)")
     at = words.index("")
@@ -251,8 +248,8 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
     made: dict[str, Value] = {}
     others: dict[str, None] = {}
     lost: list[str] = []
-    for item in template if isinstance(template, list) else ():
-        name, text = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+    for item in list_within(template):
+        name, text = within(item, "name"), within(item, "template")
         if not isinstance(name, str) or not isinstance(text, str) or not _TEMPLATE_NAME.fullmatch(name):
             lost.append(repr(name))
             made.pop(f"tokenizer.chat_template.{name}".removesuffix(".default"), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.metadata import list_within, table_within, within
 from ckconv.errors import UnsupportedError
 
 # -- llama.cpp's pre-tokenizers, recognized by their definitions -------------------------------------------------------
@@ -115,8 +116,7 @@ def recognized(document: Mapping[str, Any], *, nfc: bool = False) -> tuple[PreTo
     """
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else None
-        return None, f"its model is {kind!r}, not byte-level BPE"
+        return None, f"its model is {within(model, 'type')!r}, not byte-level BPE"
     for key, harmless in (
         ("dropout", (None, 0, 0.0)),
         ("continuing_subword_prefix", (None, "")),
@@ -173,8 +173,7 @@ def _steps(member: Mapping[str, Any]) -> Iterator[Step]:
 
 
 def _split(member: Mapping[str, Any]) -> Step:
-    pattern = member.get("pattern")
-    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    expression = within(member, "pattern", "Regex")
     if not isinstance(expression, str):
         return ()
     # The characters themselves, as some files hold them, and their escapes match the same.
@@ -579,9 +578,8 @@ def huggingface_entries(
     Args:
         added: the added tokens, with their ids; ``None`` for those of the document.
     """
-    model = document.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(vocab, dict) or not vocab:
+    model, vocab = table_within(document, "model"), table_within(document, "model", "vocab")
+    if not vocab:
         return None
     by_id: dict[int, str] = {
         number: token
@@ -590,8 +588,7 @@ def huggingface_entries(
     }
     unknown = content_of(model, "unk_token")
     tokens = [by_id.get(n) or unknown or f"<|ck_missing_{n}|>" for n in range(vocab_size)]
-    merges = model.get("merges")
-    pairs = (_pair(merge) for merge in (merges if isinstance(merges, list) else ()))
+    pairs = map(_pair, list_within(model, "merges"))
     return tokenizer_entries(
         [token.encode("utf-8", "replace") for token in tokens], (pair for pair in pairs if pair), vocab_size=vocab_size
     )
@@ -603,8 +600,8 @@ def _added(document: Mapping[str, Any], vocab: Mapping[str, Any]) -> Iterator[tu
     A word keeps its own, any other token gets the number of words, or the one behind those added before
     (``AddedVocabulary.add_tokens``).
     """
-    free, ids, added = len(vocab), dict(vocab), document.get("added_tokens")
-    for token in added if isinstance(added, list) else ():
+    free, ids = len(vocab), dict(vocab)
+    for token in list_within(document, "added_tokens"):
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             number = ids.setdefault(token["content"], free)
             free = max(free, number + 1) if type(number) is int else free

@@ -17,7 +17,7 @@ from unicodedata import normalize
 
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, text_key
+from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, table_within, text_key, within
 from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex, stored_value
 from ckconv.errors import quoted
@@ -226,8 +226,8 @@ def of_files(
 
 def _one_spelling(document: Any) -> Any:
     """Spell a ``tokenizer.json`` as tokenizers 0.20 does: merges as pairs."""
-    model = document.get("model") if isinstance(document, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
+    model = within(document, "model")
+    if not isinstance(within(model, "merges"), list):
         return document
     merges = [item.split(" ", 1) if isinstance(item, str) else item for item in model["merges"]]
     return {**document, "model": {"ignore_merges": False, **model, "merges": merges}}
@@ -242,14 +242,9 @@ def _covered_in(mine: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
     text = text_key(meant)
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for outer in dict.fromkeys(("", text)):
-        tables = (mine, meant) if not outer else (_table(mine, outer), _table(meant, outer))
+        tables = (mine, meant) if not outer else (table_within(mine, outer), table_within(meant, outer))
         found |= {f"{outer}.{rope}".strip("."): tables for rope in ("", *TABLES_OF_ROPE)}
     return found
-
-
-def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _is_read_without(

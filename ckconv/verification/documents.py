@@ -16,7 +16,16 @@ from itertools import accumulate, zip_longest
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
-from ckconv.core.metadata import CONFIG_NAME, PART, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    PART,
+    QUANTIZATION_KEYS,
+    beside,
+    document_of,
+    text_key,
+    text_on_top,
+    within,
+)
 from ckconv.core.options import Options
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
 from ckconv.families.catalog import FAMILIES, document_words
@@ -764,8 +773,7 @@ def _of_extractor(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
 def _total_of(index: TensorIndex) -> Any:
     if index.shard_index is None:
         return None
-    said = json.loads(read_whole(index.shard_index)).get("metadata")
-    return said.get("total_size") if isinstance(said, dict) else None
+    return within(json.loads(read_whole(index.shard_index)), "metadata", "total_size")
 
 
 def sees(index: TensorIndex) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ckconv.core.config import shortest_float32
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import beside, document_of, text_on_top
+from ckconv.core.metadata import beside, document_of, list_within, table_within, text_on_top, within
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import full_key
@@ -230,8 +230,7 @@ def _of_checkpoint(out: TensorIndex, ours: Tokens, source: TensorIndex, document
         if flags.get(word) and value not in flags[word]:
             mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, flags[word][0]))
             yield Fact(f"tokenizer.ggml.{name}", shown(mine), shown(meant))
-    model = document.get("model")
-    kinds = needed()["models"].get(str(model.get("type")) if isinstance(model, dict) else "", ())
+    kinds = needed()["models"].get(str(within(document, "model", "type")), ())
     if kinds and (name := stored_value(out, "tokenizer.ggml.model")) not in kinds:
         yield Fact("tokenizer.ggml.model", shown(name), " or ".join(map(repr, kinds)))
     if stored_value(out, "tokenizer.ggml.model") in {one for several in needed()["models"].values() for one in several}:
@@ -408,9 +407,8 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     special, users = set[int](), set[int]()
     free = len(vocab)  # as the tokenizers library counts (``AddedVocabulary.add_tokens``)
     doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
-    listed = document.get("added_tokens")
-    for added in listed if isinstance(listed, list) else ():  # a word keeps its number, any other gets the next one
-        content = added.get("content") if isinstance(added, dict) else None
+    for added in list_within(document, "added_tokens"):  # a word keeps its number, any other gets the next one
+        content = within(added, "content")
         if isinstance(content, str):
             number = words.setdefault(content, free)
             free = max(free, number + 1)
@@ -523,8 +521,8 @@ def _members(step: Any, name: str) -> list[dict[str, Any]]:
 
 def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
     """Added tokens of ``tokenizer_config.json``."""
-    found = _json(files, "tokenizer_config.json").get("added_tokens_decoder")
-    return {key: token for key, token in found.items() if isinstance(token, dict)} if isinstance(found, dict) else {}
+    found = table_within(_json(files, "tokenizer_config.json"), "added_tokens_decoder")
+    return {key: token for key, token in found.items() if isinstance(token, dict)}
 
 
 def _roles(
@@ -924,8 +922,8 @@ def _without_merges(path: Any) -> bytes:
 
 
 def _merges_in(path: Any) -> Iterator[str]:
-    for within, data in _parts_of(path):
-        if within:
+    for inside, data in _parts_of(path):
+        if inside:
             yield from json.loads(b"[" + data.strip(b", \r\n\t") + b"]")
 
 

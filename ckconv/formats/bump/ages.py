@@ -10,6 +10,7 @@ from typing import Any
 
 from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.metadata import table_within, within
 from ckconv.core.options import Options
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
@@ -262,7 +263,7 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
     for key, value in fragment.items():
         found = template.get(key)
         if isinstance(value, dict):
-            inner = lacks(found if isinstance(found, dict) else {}, value)
+            inner = lacks(table_within(found), value)
             if inner:
                 return f"{key}.{inner}"
         elif found != value:
@@ -270,18 +271,15 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
     return ""
 
 
-def template_interleaves(template: dict[str, Any], default: bool) -> bool:
+def template_interleaves(template: Any, default: bool) -> bool:
     """Whether the template's engine rotates neighboring rows.
 
     The attention contract says so, else the name of the RoPE kernel.
     """
-    contract = template.get("contract")
-    attention = contract.get("attention_contract") if isinstance(contract, dict) else None
-    word = attention.get("rope_layout") if isinstance(attention, dict) else None
+    word = within(template, "contract", "attention_contract", "rope_layout")
     if isinstance(word, str) and word in ROPE_WORDS:
         return ROPE_WORDS[word]
-    kernels = template.get("kernels")
-    kernel = kernels.get("rope_qk") if isinstance(kernels, dict) else None
+    kernel = within(template, "kernels", "rope_qk")
     if isinstance(kernel, str):
         return "pairwise" in kernel
     return default

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS
-from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, table_within
 from ckconv.core.tensors import HEAD, TensorIndex, parse
 from ckconv.errors import VerifyError, listed, nearest
 from ckconv.families.catalog import families_of_gguf
@@ -208,8 +208,7 @@ def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
 def _manifest_faults(
     manifest: Document, metadata: Document | None, header: slots.HeaderV4, index: TensorIndex
 ) -> list[str]:
-    config = manifest.get("config")
-    config = config if isinstance(config, dict) else {}
+    config = table_within(manifest, "config")
     faults = []
     if manifest.get("version", 5) not in (index.version, 5):
         faults.append(f"version is {manifest['version']!r}, the file's is {index.version}")
@@ -219,13 +218,12 @@ def _manifest_faults(
         for where, document in (("", manifest), ("config.", config)):
             if key in document and document[key] != getattr(header, field):
                 faults.append(f"{where}{key} is {document[key]!r}, the file's header says {getattr(header, field):,}")
-    layout = manifest.get("bump_layout") if index.facts["layout"].endswith("-D") else None
+    layout = table_within(manifest, "bump_layout") if index.facts["layout"].endswith("-D") else {}
     sizes = {
         "header_size": slots.HEADER_BYTES,
         "ext_metadata_size": slots.EXTENSION_BYTES,
         "data_start": slots.EXTENDED_HEADER_BYTES,
     }
-    layout = layout if isinstance(layout, dict) else {}
     for key, size in sizes.items():
         if layout.get(key, size) != size:
             faults.append(f"bump_layout.{key} is {layout[key]!r}, the file's is {size}")
@@ -242,7 +240,7 @@ def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
     """Keys of the metadata that the manifest lacks or contradicts."""
     if not isinstance(inside, dict):
         return
-    stated = stated if isinstance(stated, dict) else {}
+    stated = table_within(stated)
     for key, value in inside.items():
         if key not in stated:
             yield f"{name} has no {key}"

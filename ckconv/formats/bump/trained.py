@@ -21,6 +21,7 @@ from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.layouts import F32, DType
+from ckconv.core.metadata import table_within
 from ckconv.core.options import Options
 from ckconv.core.tensors import EMBEDDING, HEAD, DroppedTensor, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
@@ -111,8 +112,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
     """
     start, end = slots.HEADER_BYTES if wrapped else 0, source.size or 0
     manifest = header.checked_manifest(document, path, start=start, end=end)
-    config = document.get("config")
-    config = config if isinstance(config, dict) else {}
+    config = table_within(document, "config")
     family = _family(path, config)
     unused = {
         name
@@ -211,10 +211,10 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
 
     The configuration's word, else the template's, else the family's.
     """
-    word, template = config.get("rope_layout"), document.get("template")
+    word = config.get("rope_layout")
     if word is None:
         interleaved = family.engines[slots.TRAINED].rotates == "interleaved"
-        return template_interleaves(template if isinstance(template, dict) else {}, interleaved)
+        return template_interleaves(document.get("template"), interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]
@@ -380,8 +380,6 @@ class TrainedPlanner(BumpPlanner):
 
     def _manifest(self, steps: list[Step], *, wrapped: bool) -> dict[str, Any]:
         own = self.index.metadata if self.index.format == self.format and not self.index.version else {}
-        said = own.get("config")
-        said = said if isinstance(said, dict) else {}
         sizes = {keys[0]: getattr(self.config, field) for field, keys in CONFIG_KEYS.items()}
         config: dict[str, Any] = {
             "model": self.family.gguf,
@@ -395,7 +393,7 @@ class TrainedPlanner(BumpPlanner):
             "context_len": self.geometry.context,
             "rope_theta": float(self.config.rope_theta or 0),
             "dtype": "fp32",
-            "training": said.get("training", _TRAINING),
+            "training": table_within(own, "config").get("training", _TRAINING),
         }
         if wrapped:  # what the engine that infers fills with defaults of its own
             config |= {"rms_eps": EPSILON, "context_length": self.geometry.context, "tie_word_embeddings": False}

@@ -11,7 +11,7 @@ from typing import Any
 from ckconv.core import __version__
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, table_within
 from ckconv.families import catalog, parameters, schema
 from ckconv.formats.bump import header, sidefiles, slots
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
@@ -159,10 +159,7 @@ def _template(facts: DocumentFacts) -> dict[str, Any]:
     template = merged(facts.fragment, facts.template or {})
     if facts.tied or facts.template is None:
         return template
-    contract = template.get("contract")
-    contract = dict(contract) if isinstance(contract, dict) else {}
-    logits = contract.get("logits_contract")
-    logits = dict(logits) if isinstance(logits, dict) else {}
+    contract, logits = table_within(template, "contract"), table_within(template, "contract", "logits_contract")
     return {**template, "contract": {**contract, "logits_contract": {**logits, "lm_head": "output_weight"}}}
 
 

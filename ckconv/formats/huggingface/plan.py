@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, plain
+from ckconv.core.metadata import within
 from ckconv.core.tensors import EMBEDDING, GATE_UP, HEAD, PARTS, QKV, Tensor, TensorIndex, parse
 from ckconv.errors import an, counted
 from ckconv.families import catalog, schema
@@ -236,8 +237,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
 
     def keeps_names(self) -> bool:
         """Whether the source has this layout already, and is copied."""
-        said = self.document.get("quantization_config")
-        method = said.get("quant_method") if isinstance(said, dict) else None
+        method = within(self.document, "quantization_config", "quant_method")
         return super().keeps_names() and self.options.pack in ("", method)
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:

@@ -21,6 +21,7 @@ from ckconv.core.metadata import (
     document_of,
     joined_metadata,
     root_of,
+    table_within,
     text_key,
     unquantized,
     without_stale,
@@ -93,8 +94,7 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
     """Group the stored arrays of an MLX checkpoint."""
     by_name = {tensor.name: tensor for tensor in stored}
     modules = {name.removesuffix(".scales") for name in by_name if name.endswith(".scales")}
-    settings = config.get("quantization")
-    settings = settings if isinstance(settings, dict) else {}
+    settings = table_within(config, "quantization")
     faults = Faults(path)
     items: list[Item] = []
     taken: set[str] = set()
@@ -296,16 +296,14 @@ BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_
 
 def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
     """The declared quantization, with ``quant_method`` if known."""
-    text = config.get("text_config")
-    for place in (config, text if isinstance(text, dict) else {}):
+    for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config"):
-            if isinstance(place.get(key), dict) and place[key]:
-                return cast(Mapping[str, Any], place[key])
+            if said := table_within(place, key):
+                return said
     for name, method in BESIDE.items():
         if (root / name).is_file():
             found = read_object(root / name, _OF_QUANTIZER)
-            inner = found.get("quantization")
-            found = {**found, **inner} if isinstance(inner, dict) else found
+            found = {**found, **table_within(found, "quantization")}
             renamed = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
             return {"quant_method": "awq" if "w_bit" in found else method, **renamed}
     return {}
@@ -325,8 +323,7 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return settings
     chosen = [group for group in groups.values() if isinstance(group, dict)]
     group = min(chosen, key=lambda group: _rank(module, _list(group.get("targets"))), default={})
-    weights = group.get("weights")
-    weights = weights if isinstance(weights, dict) else {}
+    weights = table_within(group, "weights")
     form = group.get("format") or settings.get("format")
     blocks = {key: settings[key] for key in ("weight_block_size",) if key in settings}  # of FP8 beside the groups
     return {**blocks, **weights, "bits": weights.get("num_bits"), "format": form}
@@ -343,7 +340,7 @@ def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
         if _matches(pattern.removeprefix("-:").removeprefix("+:"), module):
             if pattern.startswith("-:"):
                 raise Conflict(f"quantization_config.dynamic says {quoted(pattern)}: not quantized")
-            return own if isinstance(own, dict) else {}
+            return table_within(own)
     return {}
 
 
@@ -534,7 +531,7 @@ def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, An
         found = json.loads(next((header[name] for header in headers if name in header), "{}"))
     except (ValueError, RecursionError):
         found = {}
-    return found if isinstance(found, dict) else {}
+    return table_within(found)
 
 
 def _tensor(name: str, found: Module) -> Tensor:
@@ -985,6 +982,5 @@ def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapp
         path = next((side for side in index.side_files if side.name == name), Path(index.path) / name)
         if (name in documents) if documents is not None else path.is_file():
             said = read_object(path, _DOCUMENT) if documents is None else parse_object(documents[name], _DOCUMENT, path)
-            inner = said.get(table)
-            found |= {**said, **(inner if isinstance(inner, dict) else {})}
+            found |= {**said, **table_within(said, table)}
     return found

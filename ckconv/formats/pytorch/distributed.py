@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.layouts import F32, DType
+from ckconv.core.metadata import table_within
 from ckconv.core.tensors import Extent, cut
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.formats.pytorch.read import (
@@ -110,8 +111,7 @@ def _described(said: Any) -> tuple[_Tensors, _Places, Mapping[str, Any]]:
             if not isinstance(path, str):
                 raise TypeError
             places[where["fqn"], start] = path, offset, nbytes
-    paths = said.state.get("planner_data")
-    return tensors, places, paths if isinstance(paths, dict) else {}
+    return tensors, places, table_within(said.state, "planner_data")
 
 
 def _numbers(values: Any) -> _Numbers:

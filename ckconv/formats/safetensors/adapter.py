@@ -12,7 +12,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
-from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
+from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata, within
 from ckconv.core.tensors import (
     Adapter,
     DroppedTensor,
@@ -282,8 +282,7 @@ def adapter_of_task(index: TensorIndex, task: str) -> TensorIndex:
         collector.add(name, path, parts, Shape(scale, None, alpha), embedding=name == _LOOKED_UP)
     collected = collector.finish()
     check_fits(collected, Base(config), index.path)
-    instructions = document.get("task_instructions")
-    instruction = instructions.get(task) if isinstance(instructions, dict) else None
+    instruction = within(document, "task_instructions", task)
     adapter = Adapter(
         "LoRA", "", collected.modules, base=config, task=(task, instruction if isinstance(instruction, str) else None)
     )

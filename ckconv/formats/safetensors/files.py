@@ -336,11 +336,10 @@ def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         one, theirs = drafter.get(key), model.get(other)
         if isinstance(one, int) and isinstance(theirs, int) and one != theirs:
             return f"{other} is {theirs:,}, and {key} of the drafter {one:,}"
-    inner, layers = drafter.get("dflash_config"), model.get("num_hidden_layers")
-    drafter = {**drafter, **(inner if isinstance(inner, dict) else {})}
+    layers = model.get("num_hidden_layers")
+    drafter = {**drafter, **metadata.table_within(drafter, "dflash_config")}
     for key, behind in {"target_layer_ids": 0, "eagle_aux_hidden_state_layer_ids": 1}.items():
-        read = drafter.get(key)
-        ids = [one for one in read if isinstance(one, int)] if isinstance(read, list) else []
+        ids = [one for one in metadata.list_within(drafter, key) if isinstance(one, int)]
         if isinstance(layers, int) and max(ids, default=0) >= layers + behind:  # what the last layer gives counts, too
             return f"num_hidden_layers is {layers:,}, and the drafter reads layer {max(ids):,} ({key})"
     return ""
@@ -650,8 +649,8 @@ def modules_of(root: Path) -> list[Module]:
 
 
 def _listed(data: bytes, path: Path) -> list[Module]:
-    found = parse_object(b'{"modules": %s}' % data, _DOCUMENT, path)["modules"]
-    listed = [module for module in (found if isinstance(found, list) else ()) if isinstance(module, dict)]
+    found = metadata.list_within(parse_object(b'{"modules": %s}' % data, _DOCUMENT, path), "modules")
+    listed = [module for module in found if isinstance(module, dict)]
     return [Module(str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")) for one in listed]
 
 
@@ -871,8 +870,8 @@ def options_shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
 
 def _layout(out: TensorIndex) -> str:
     """Whose layout its packed matrices have, as ``--pack`` calls it."""
-    said = metadata.document_of(out.metadata).get("quantization_config") if out.packed else None
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    said = metadata.document_of(out.metadata) if out.packed else None
+    method = metadata.within(said, "quantization_config", "quant_method")
     return str(method) if method in PACKED else ""
 
 

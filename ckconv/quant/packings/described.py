@@ -11,6 +11,7 @@ from typing import Any
 
 from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, Layout, Strip, merged, plain
+from ckconv.core.metadata import table_within, within
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError, and_more
 from ckconv.quant.codec import unpack
@@ -38,7 +39,6 @@ from ckconv.quant.packings.module import (
     matrix,
     shaped,
     unpack_bytes,
-    within,
 )
 
 # -- torchao's matrices ------------------------------------------------------------------------------------------------
@@ -352,15 +352,13 @@ def layers_of(headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any] | None:
                 found = json.loads(header[HEADER])
             except (ValueError, RecursionError):
                 found = None
-            layers = found.get("layers") if isinstance(found, dict) else None
-            return layers if isinstance(layers, dict) else {}
+            return table_within(found, "layers")
     return None
 
 
 def said_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Facts of the metadata about one matrix; empty for none."""
-    found = layers.get(module, layers.get(module.removeprefix(_PREFIX)))
-    return found if isinstance(found, dict) else {}
+    return table_within(layers.get(module, layers.get(module.removeprefix(_PREFIX))))
 
 
 def _fit_comfyui(stored: Arrays, declared: PackConfig) -> Module:

@@ -6,6 +6,7 @@ from functools import partial
 
 from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, F16, F32, DType, Layout, Strip, merged, plain
+from ckconv.core.metadata import within
 from ckconv.core.tensors import Array, StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, to_float32, together
@@ -33,7 +34,6 @@ from ckconv.quant.packings.module import (
     said,
     shaped,
     unpack_bytes,
-    within,
 )
 
 # -- AWQ for GEMM: stored ``[in, out]``, interleaved words along the output --------------------------------------------

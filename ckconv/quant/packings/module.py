@@ -210,13 +210,6 @@ def in_columns(stored: StoredTensor, per: int = 1, run: int = 1) -> Array:
     return laid_out(stored, transposed(stored.shape[1] // run, stored.shape[0]), dtype, per=per)
 
 
-def within(table: Any, *keys: str) -> Any:
-    """Value under keys of objects within each other; ``None`` for none."""
-    for key in keys:
-        table = table.get(key) if isinstance(table, dict) else None
-    return table
-
-
 def laid_out(
     stored: StoredTensor, layout: Layout, dtype: DType | None = None, *, times: int = 1, per: int = 1
 ) -> Array:
