@@ -28,13 +28,12 @@ from ckconv.core.late import NDArray, dataclass
 from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown
-from ckconv.formats import adapter_outputs, hazards, model_outputs
+from ckconv.formats import hazards
 from ckconv.formats.destination import STDOUT, places_in
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io import StrPath, as_path
-from ckconv.io.files import Files, Progress, head_is_embedding
-from ckconv.plan.probe import SourceFacts
+from ckconv.io.files import Files, Progress
 from ckconv.plan.quantizing import check_values
 from ckconv.plan.steps import Plan
 
@@ -631,19 +630,8 @@ def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
     Raises:
         InputError, UnsupportedError: as :func:`open_model`.
     """
-    index = open_index(as_path(path))
-    if index.adapter is not None:
-        outputs, source = adapter_outputs(), SourceFacts()
-    else:
-        outputs = {output.name: output for output in model_outputs() if output.judged or output.general}
-        source = SourceFacts(head_is_embedding(index))
-    found = {}
-    for name, output in outputs.items():
-        try:
-            found[name] = tuple(reason.text for reason in judged(index, output, source).refusals)
-        except CkconvError as error:
-            found[name] = (error.message,)
-    return found
+    found = judged(open_index(as_path(path)))
+    return {target.name: tuple(reason.text for reason in target.reasons) for target in found}
 
 
 @pythonic

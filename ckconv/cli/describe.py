@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import container, count, cut, printable, size
-from ckconv.conversion.planning import judged
+from ckconv.conversion.planning import Target, judged
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
@@ -20,14 +20,12 @@ from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families import catalog, schema, towers
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import directory_name
-from ckconv.formats import Output, adapter_outputs, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
-from ckconv.io.files import card_of, head_is_embedding
-from ckconv.plan.probe import SourceFacts, size_of
+from ckconv.io.files import card_of
+from ckconv.plan.probe import size_of
 from ckconv.plan.quantizing import base_type, file_type, recipe_names
-from ckconv.plan.steps import Reason
 from ckconv.tokenizer.source import abilities_of, templates_of, texts_of
 
 if TYPE_CHECKING:
@@ -41,14 +39,6 @@ SHOWN_ELEMENTS = 5
 _KINDS = {type(None): "null", dict: "object", list: "list"}
 
 _CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
-
-
-class Target(NamedTuple):
-    """Format that a model may convert to, with reasons and notes."""
-
-    name: str
-    reasons: tuple[Reason, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -282,22 +272,9 @@ def describe(
         everywhere: judge every target, whose planners take a while to import; else those that are always judged.
     """
     listed = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
-    targets: tuple[Target, ...] = ()
-    if index.facts.get("kind", "model") == "model":
-        source = SourceFacts(not piped and head_is_embedding(index))
-        outputs = [output for output in model_outputs() if output.judged or (everywhere and output.general)]
-        targets = tuple(_target(index, output.name, output, source) for output in outputs)
-    if index.adapter is not None:
-        targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
+    convertible = index.adapter is not None or index.facts.get("kind", "model") == "model"
+    targets = tuple(judged(index, everywhere=everywhere, piped=piped)) if convertible else ()
     return Description(index, listed, targets, hashes, overview(index), hazards(index), full)
-
-
-def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:
-    try:
-        plan = judged(index, output, source)
-    except CkconvError as error:
-        return Target(name, (Reason(error.message, error.hint or ""),), ())
-    return Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 
 def _cell(text: str) -> str:

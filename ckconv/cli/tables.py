@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckconv.cli.describe import Description, LayerMap, Target, layer_map, marks, repeated
+from ckconv.cli.describe import Description, LayerMap, layer_map, marks, repeated
 from ckconv.cli.render import NARROWEST, container, count, printable, size
 from ckconv.cli.settings import Settings
+from ckconv.conversion.planning import Target
 from ckconv.errors import counted
 
 #: Between two columns of a table.

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import llama3_factors, same_factors
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
@@ -43,6 +44,7 @@ from ckconv.formats import (
     format_of,
     hazards,
     load,
+    model_outputs,
     named,
     names,
     tower_format,
@@ -63,7 +65,7 @@ from ckconv.formats.destination import (
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import of_task, with_mmproj
 from ckconv.io import StrPath, as_path
-from ckconv.io.files import NewHeader, readable
+from ckconv.io.files import NewHeader, head_is_embedding, readable
 from ckconv.io.tiles import at_once
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter, ids_beyond
@@ -259,11 +261,35 @@ def _by_names(globs: Sequence[str], names: set[str]) -> tuple[tuple[str, ...], t
 # -- The plan of one output --------------------------------------------------------------------------------------------
 
 
-def judged(index: TensorIndex, output: Output, source: SourceFacts) -> Plan:
-    """Why an output cannot hold a model as it is, and notes, from headers."""
-    if index.adapter is not None:
-        return _plan_adapter(index, format_of(output.name).name, Options())
-    return _plan(index, output, Options(), source, only_reasons=True)
+class Target(NamedTuple):
+    """Format that a model may convert to, with reasons and notes."""
+
+    name: str
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
+
+
+def judged(index: TensorIndex, *, everywhere: bool = True, piped: bool = False) -> Iterator[Target]:
+    """Targets, and why they cannot hold a model as it is, from headers.
+
+    Args:
+        everywhere: judge every target, whose planners take a while to import; else those that are always judged.
+        piped: the source is read once, from front to back.
+    """
+    source, outputs = SourceFacts(), adapter_outputs()
+    if index.adapter is None:
+        source = SourceFacts(not piped and head_is_embedding(index))
+        outputs = {one.name: one for one in model_outputs() if one.judged or (everywhere and one.general)}
+    for name, output in outputs.items():
+        try:
+            if index.adapter is not None:
+                plan = _plan_adapter(index, format_of(output.name).name, Options())
+            else:
+                plan = _plan(index, output, Options(), source, only_reasons=True)
+        except CkconvError as error:
+            yield Target(name, (Reason(error.message, error.hint or ""),), ())
+        else:
+            yield Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 
 def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
