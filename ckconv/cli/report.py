@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size, width
+from ckconv.cli.render import SCHEMA, container, count, print_json, print_report_lines, size, width
 from ckconv.cli.settings import Settings
 from ckconv.conversion.run import (
     VERBS,
@@ -48,10 +48,11 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
         return
     left = max(len(plan.index.path.name), len(target)) + 2
     index = plan.index
+    source = container("GGUF" if index.format == "gguf" else index.format, index.version, "v")
     exact = ", ".join(filter(None, [f"{plan.nbytes:,} bytes", _bits(plan)]))
     lines = [
-        f"{index.path.name:<{left}}{_container(index)}  {_model(index)}",
-        f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({exact})",
+        f"{index.path.name:<{left}}{source}  {_model(index)}",
+        f"{target:<{left}}{container(plan.format, plan.version, 'v')}  {size(plan.nbytes)} ({exact})",
         *_action_lines(plan),
         *_left_out_lines(plan, settings),
         *_change_lines(plan),
@@ -98,7 +99,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate, peak = size(int(plan.nbytes / report.seconds) if report.seconds else plan.nbytes), peak_memory()
     lines = [
-        f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
+        f"{report.target}  {container(plan.format, plan.version, 'v')}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {counted(total, 'tensor')} from {plan.index.path.name}"
         f"{f' ({source})' if (source := _source(plan.index)) else ''}",
         f"  {_summary(plan, ways)}",
@@ -160,10 +161,6 @@ def _why(reason: str) -> str:
     return f" (asked for by {reason})" if reason.startswith("--") else f": {reason}"
 
 
-def _format(plan: Plan) -> str:
-    return f"{plan.format} v{plan.version}" if plan.version else plan.format
-
-
 def _in_files(plan: Plan) -> str:
     """Bits per weight of an output with blocks, and how many files it has."""
     bits = _bits(plan)
@@ -184,10 +181,6 @@ def _digest(report: Report, settings: Settings) -> str:
 
 def _short(digest: str, settings: Settings) -> str:
     return digest if settings.verbose or len(digest) < 32 else f"{digest[:12]}...{digest[-12:]}"
-
-
-def _container(index: TensorIndex) -> str:
-    return f"{'GGUF' if index.format == 'gguf' else index.format} v{index.version}" if index.version else index.format
 
 
 def _source(index: TensorIndex) -> str:
