@@ -11,7 +11,8 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 #: Directory of stand-ins -> the address of what they stand in for.
@@ -253,6 +254,16 @@ def quoted(text: str, limit: int = 120) -> str:
 def short(text: str, limit: int = 200) -> str:
     """Shorten the message of a server or a library."""
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+@contextmanager
+def located(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the block that name no file are about this one."""
+    try:
+        yield
+    except CkconvError as error:
+        error.path = error.path or shown(path)
+        raise
 
 
 class Faults:

@@ -65,7 +65,7 @@ def load_manifest(path: Path) -> Mapping[str, Any] | None:
     return read_object(path, _MANIFEST_DOCUMENT) if path.exists() else None
 
 
-def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end: int) -> Manifest:
+def checked_manifest(document: Mapping[str, Any], *, start: int, end: int) -> Manifest:
     """Check a manifest against payload bytes ``start`` to ``end``.
 
     Of the file at ``path``.
@@ -73,10 +73,10 @@ def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end
     Raises:
         InputError: ``bump.metadata``, an entry is malformed, twice there, outside the payload or overlaps another.
     """
-    faults = _Faults(path)
+    faults = _Faults(None)
     items = document.get("entries")
     if not isinstance(items, list) or not items:
-        raise InputError(CODE, f"{MANIFEST_NAME} has no list of entries", path=path, hint=_HINT)
+        raise InputError(CODE, f"{MANIFEST_NAME} has no list of entries", hint=_HINT)
     entries: dict[str, Entry] = {}
     for number, item in enumerate(items):
         entry = _entry(item)
@@ -131,13 +131,13 @@ def slots_named(manifest: Manifest, table: slots.SlotTable, num_layers: int) -> 
     return resolved, sentences
 
 
-def relocated(placed: list[slots.PlacedTensor], manifest: Manifest, path: Path) -> list[slots.PlacedTensor]:
+def relocated(placed: list[slots.PlacedTensor], manifest: Manifest) -> list[slots.PlacedTensor]:
     """The placed slots that have an entry, at the entry's offset.
 
     Raises:
         InputError: ``bump.metadata``, an entry's type or size is not the slot's.
     """
-    faults = _Faults(path)
+    faults = _Faults(None)
     sizes: dict[str, int] = {}
     for item in placed:
         sizes[item.slot_name] = sizes.get(item.slot_name, 0) + item.nbytes
@@ -162,9 +162,9 @@ def relocated(placed: list[slots.PlacedTensor], manifest: Manifest, path: Path) 
     return found
 
 
-def mismatch_error(sentences: list[str], path: Path) -> InputError:
+def mismatch_error(sentences: list[str]) -> InputError:
     """A manifest names other slots than the file's layout has."""
-    return InputError(CODE, sentences[0], path=path, hint=_HINT, details=listed(sentences[1:]))
+    return InputError(CODE, sentences[0], hint=_HINT, details=listed(sentences[1:]))
 
 
 # The metadata at the end of a version 5 file, found by the footer behind it.
@@ -213,7 +213,6 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
         raise InputError(
             CODE,
             f"the file ends at byte {size:,}, where its dtype table and footer need {start + slots.FOOTER.size:,}",
-            path=path,
             found=size,
             allowed=start + slots.FOOTER.size,
             hint="the copy looks incomplete",
@@ -222,13 +221,12 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
     if magic != slots.FOOTER_MAGIC:
         wanted = f"footer magic {slots.FOOTER_MAGIC.decode()!r} not found {slots.FOOTER.size} bytes before the end"
         hint = "the copy looks incomplete"
-        raise InputError(CODE, f"{wanted}, but {magic!r}", path=path, offset=footer_at, found=magic, hint=hint)
+        raise InputError(CODE, f"{wanted}, but {magic!r}", offset=footer_at, found=magic, hint=hint)
     limit = min(footer_at - start, _METADATA_DOCUMENT.limit)
     if nbytes > limit:
         raise InputError(
             CODE,
             f"the footer declares {nbytes:,} bytes of metadata, at most {limit:,} fit",
-            path=path,
             offset=footer_at + 8,
             found=nbytes,
             allowed=limit,
@@ -240,7 +238,6 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
         raise InputError(
             CODE,
             f"the metadata sha256 is wrong: stored {sha256.hex()}, computed {computed.hex()}",
-            path=path,
             offset=footer_at + 16,
             found=computed.hex(),
             allowed=sha256.hex(),
@@ -260,9 +257,7 @@ def huggingface_config(document: Mapping[str, Any] | None) -> dict[str, Any]:
 # What the readers of all bump versions share: the dtype table, and tensors out of placed slots.
 
 
-def read_table(
-    path: Path, source: ByteSource, at: int, expected: Collection[int], num_layers: int, hint: str = ""
-) -> bytes:
+def read_table(source: ByteSource, at: int, expected: Collection[int], num_layers: int, hint: str = "") -> bytes:
     """The dtype table whose length stands at byte ``at``.
 
     Args:
@@ -271,14 +266,13 @@ def read_table(
     """
     raw = source.read_at(at, slots.TABLE_LENGTH.size)
     if len(raw) < slots.TABLE_LENGTH.size:
-        raise InputError("bump.dtype-table", "the file ends before the dtype table", path=path, offset=at)
+        raise InputError("bump.dtype-table", "the file ends before the dtype table", offset=at)
     (count,) = slots.TABLE_LENGTH.unpack(raw)
     if count not in expected:
         lengths = " or ".join(f"{length:,}" for length in sorted(expected))
         raise InputError(
             "bump.dtype-table",
             f"the table has {count:,} entries, {lengths} expected for {counted(num_layers, 'layer')}",
-            path=path,
             offset=at,
             found=count,
             allowed=max(expected),
@@ -289,14 +283,11 @@ def read_table(
         raise InputError(
             "bump.dtype-table",
             f"the table of {count:,} bytes ends at {start + count:,}, the file has {source.size:,}",
-            path=path,
             offset=start,
         )
     codes = source.read_at(start, count)
     if len(codes) != count:
-        raise InputError(
-            "bump.dtype-table", "the file ends inside the dtype table", path=path, offset=start + len(codes)
-        )
+        raise InputError("bump.dtype-table", "the file ends inside the dtype table", offset=start + len(codes))
     return codes
 
 
@@ -313,7 +304,7 @@ def types_of(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: s
     return types
 
 
-def code_error(path: Path, table: slots.SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
+def code_error(table: slots.SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
     """Error for codes, from byte ``start`` on, that no numbering explains."""
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
@@ -331,10 +322,10 @@ def code_error(path: Path, table: slots.SlotTable, codes: bytes, num_layers: int
             first = start + position
     if not faults:
         faults.append("its codes belong to no one numbering of the types")
-    return InputError("bump.dtype-table", faults[0], path=path, offset=first or None, details=listed(faults[1:]))
+    return InputError("bump.dtype-table", faults[0], offset=first or None, details=listed(faults[1:]))
 
 
-def check_room(path: Path, table: slots.SlotTable, g: slots.Geometry, size: int | None) -> None:
+def check_room(table: slots.SlotTable, g: slots.Geometry, size: int | None) -> None:
     """Check that the file has room for all layers before indexing them."""
     layer = tuple(
         slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != slots.CANONICAL
@@ -345,7 +336,6 @@ def check_room(path: Path, table: slots.SlotTable, g: slots.Geometry, size: int 
         raise InputError(
             "bump.extent",
             f"the FP32 vectors of {g.num_layers:,} layers alone are {need:,} bytes, the file has {size:,}",
-            path=path,
             found=size,
             allowed=need,
             hint="the copy looks incomplete",
@@ -357,17 +347,16 @@ def misfit(placed: list[slots.PlacedTensor]) -> slots.PlacedTensor | None:
     return next((p for p in placed if p.layout.cols % p.dtype.block or p.layout.stored_cols % p.dtype.block), None)
 
 
-def misfit_error(path: Path, item: slots.PlacedTensor) -> InputError:
+def misfit_error(item: slots.PlacedTensor) -> InputError:
     """Error for a tensor whose rows are not whole blocks."""
     return InputError(
         "bump.dtype-table",
         f"{item.slot_name} is {item.dtype} with rows of {item.layout.cols}; blocks hold {item.dtype.block}",
-        path=path,
         tensor=item.slot_name,
     )
 
 
-def extent_error(path: Path, placed: list[slots.PlacedTensor], size: int) -> InputError:
+def extent_error(placed: list[slots.PlacedTensor], size: int) -> InputError:
     """Error for a payload that ends at byte ``size``, not at its last slot's."""
     end = placed[-1].offset + placed[-1].nbytes
     for item in placed:
@@ -375,7 +364,6 @@ def extent_error(path: Path, placed: list[slots.PlacedTensor], size: int) -> Inp
             return InputError(
                 "bump.extent",
                 f"{item.slot_name} ends at byte {item.offset + item.nbytes:,}, the file has {size:,}",
-                path=path,
                 tensor=item.slot_name,
                 offset=item.offset,
                 found=size,
@@ -385,7 +373,6 @@ def extent_error(path: Path, placed: list[slots.PlacedTensor], size: int) -> Inp
     return InputError(
         "bump.extent",
         f"{counted(size - end, 'byte')} after {placed[-1].slot_name}, which ends at {end:,}",
-        path=path,
         offset=end,
     )
 
@@ -510,16 +497,15 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
         slots.HEADER_BYTES, slots.EXTENDED_HEADER_BYTES - slots.HEADER_BYTES + slots.TABLE_LENGTH.size
     )
     header = slots.HeaderV4.unpack(head, tokenizer_fields=True)
-    check_numbers(path, header, _faults(header))
-    extended = _extended(path, between, header.num_layers, version)
+    check_numbers(header, _faults(header))
+    extended = _extended(between, header.num_layers, version)
     if not extended and not any(head[0x70:0x78]):  # the checksum ends before these bytes or covers them
         header = slots.HeaderV4.unpack(head, tokenizer_fields=False)
-    check_reserved(path, header.reserved, header.reserved_at)
+    check_reserved(header.reserved, header.reserved_at)
     if header.num_merges and not header.total_vocab_bytes:
         raise InputError(
             "bump.header",
             f"{header.num_merges:,} merges are declared, and no token strings",
-            path=path,
             offset=0x50,
             found=header.num_merges,
         )
@@ -530,7 +516,6 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
         raise InputError(
             "bump.header",
             f"bump {version} has no layout with token counts at 0x50 and the dtype table at {slots.HEADER_BYTES:#x}",
-            path=path,
             offset=0x50,
         )
     table_at = slots.EXTENDED_HEADER_BYTES if extended else slots.HEADER_BYTES
@@ -548,7 +533,7 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
         expected, flavours = {coded}, (D._replace(slots=own),)
     foreign = own is None and named and coded not in expected and coded < (source.size or 0)
     hint = "" if named else _BY_MANIFEST
-    codes = read_table(path, source, table_at, {coded} if foreign else expected, layers, hint)
+    codes = read_table(source, table_at, {coded} if foreign else expected, layers, hint)
     if own is None and not foreign:
         flavours = tuple(flavour for flavour in flavours if len(codes) in table_lengths(flavour, layers))
     metadata = None
@@ -566,7 +551,7 @@ def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
     return lengths
 
 
-def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool:
+def _extended(between: bytes, num_layers: int, version: int) -> bool:
     """Whether the dtype table is behind the 24 zeros of newer layouts."""
     zeros, counted = between[: -slots.TABLE_LENGTH.size], between[-slots.TABLE_LENGTH.size :]
     if len(between) < slots.EXTENDED_HEADER_BYTES - slots.HEADER_BYTES + slots.TABLE_LENGTH.size or not any(zeros):
@@ -575,11 +560,11 @@ def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool
     older = {n for f in FLAVOURS[version] if not f.extended for n in table_lengths(f, num_layers)}
     newer = {n for f in FLAVOURS[version] if f.extended for n in table_lengths(f, num_layers)}
     if here not in older and there in newer:
-        check_reserved(path, zeros, slots.HEADER_BYTES)
+        check_reserved(zeros, slots.HEADER_BYTES)
     return False
 
 
-def check_reserved(path: Path, reserved: bytes, start: int) -> None:
+def check_reserved(reserved: bytes, start: int) -> None:
     """Refuse reserved bytes that are not zero.
 
     Args:
@@ -588,7 +573,7 @@ def check_reserved(path: Path, reserved: bytes, start: int) -> None:
     at = next((i for i, byte in enumerate(reserved) if byte), None)
     if at is not None:
         message = f"reserved byte {start + at:#x} is {reserved[at]:#04x}, not zero"
-        raise InputError("bump.header", message, path=path, offset=start + at)
+        raise InputError("bump.header", message, offset=start + at)
 
 
 def _faults(h: slots.HeaderV4) -> Iterator[str]:
@@ -607,7 +592,7 @@ ROUNDED = {
 }  # fmt: skip
 
 
-def check_numbers(path: Path, header: slots.HeaderV3 | slots.HeaderV4, others: Iterable[str]) -> None:
+def check_numbers(header: slots.HeaderV3 | slots.HeaderV4, others: Iterable[str]) -> None:
     """Refuse numbers that no model has.
 
     Args:
@@ -624,4 +609,4 @@ def check_numbers(path: Path, header: slots.HeaderV3 | slots.HeaderV4, others: I
         if field in said and said[rounded] < said[field]:
             faults.append(f"aligned_{name} {said[rounded]} is below {name} {said[field]}")
     if faults:
-        raise InputError("bump.header", faults[0], path=path, details=listed(faults[1:]))
+        raise InputError("bump.header", faults[0], details=listed(faults[1:]))

@@ -14,7 +14,7 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex, with_layer
-from ckconv.errors import InputError, UnsupportedError, an, counted, quoted
+from ckconv.errors import InputError, UnsupportedError, an, counted, located, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
     FAMILIES,
@@ -91,7 +91,6 @@ class Variant(NamedTuple):
         nbytes: of the payload.
     """
 
-    path: Path
     flavour: Flavour
     numbering: str
     table: slots.SlotTable
@@ -125,12 +124,10 @@ class Variant(NamedTuple):
             content=self.content,
             parameters=parameters,
         )
-        return placed if self.manifest is None else relocated(placed, self.manifest, self.path)
+        return placed if self.manifest is None else relocated(placed, self.manifest)
 
 
-def resolve(
-    path: Path, source: ByteSource, file: Bump5File, manifest: Manifest | None, expected: frozenset[str]
-) -> Variant:
+def resolve(source: ByteSource, file: Bump5File, manifest: Manifest | None, expected: frozenset[str]) -> Variant:
     """Decide what the file leaves open.
 
     Args:
@@ -139,34 +136,30 @@ def resolve(
     Raises:
         InputError: ``bump.metadata``, the manifest does not fit; ``bump.dtype-table`` or ``bump.extent``.
     """
-    check_room(
-        path, min((f.slots for f in file.flavours), key=lambda t: slots.table_entries(t, 1)), file.geometry, file.size
-    )
+    check_room(min((f.slots for f in file.flavours), key=lambda t: slots.table_entries(t, 1)), file.geometry, file.size)
     if manifest is not None:
-        return _by_names(path, file, manifest)
+        return _by_names(file, manifest)
     if any(slot.layers is not None for flavour in file.flavours for slot in flavour.slots[1]):
-        raise InputError(
-            "bump.metadata", f"layers are of several kinds: {MANIFEST_NAME} says where they are", path=path
-        )
+        raise InputError("bump.metadata", f"layers are of several kinds: {MANIFEST_NAME} says where they are")
     tried = [
         resolved
         for flavour in file.flavours
         for present in _coded(flavour, file)
-        for resolved in _by_size(path, source, file, flavour, present, expected)
+        for resolved in _by_size(source, file, flavour, present, expected)
     ]
     if tried:
         closest = min(tried, key=lambda choice: abs(choice.nbytes - (file.end - file.start)))
         if closest.nbytes != file.end - file.start:
             placed = closest.place()
             item = misfit(placed)
-            raise extent_error(path, placed, file.end) if item is None else misfit_error(path, item)
+            raise extent_error(placed, file.end) if item is None else misfit_error(item)
         return closest
     flavour = file.flavours[0]
     table = slots.with_optional(flavour.slots, next(iter(_coded(flavour, file)), frozenset()))
-    raise code_error(path, table, file.codes, file.header.num_layers, file.start - len(file.codes))
+    raise code_error(table, file.codes, file.header.num_layers, file.start - len(file.codes))
 
 
-def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Variant:
+def _by_names(file: Bump5File, manifest: Manifest) -> Variant:
     layers = file.header.num_layers
     refused: list[list[str]] = []
     for flavour in file.flavours:
@@ -188,7 +181,7 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Variant:
             slot.name: manifest.entries[slot.name].nbytes for slot in slots.CONTENT if slot.name in manifest.entries
         }
         choices = [
-            Variant(path, flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
+            Variant(flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
             for numbering, types in ([(flavour.numberings[0], worded)] if worded else _numbered(flavour, table, file))
         ]
         for choice in choices:
@@ -197,8 +190,8 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Variant:
         if choices:
             choices[0].place()  # says what does not agree
             return choices[0]
-        raise code_error(path, table, file.codes, layers, file.start - len(file.codes))
-    raise mismatch_error(min(refused, key=len), path)
+        raise code_error(table, file.codes, layers, file.start - len(file.codes))
+    raise mismatch_error(min(refused, key=len))
 
 
 def _worded(table: slots.SlotTable, num_layers: int, manifest: Manifest) -> dict[str, DType] | None:
@@ -275,7 +268,7 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[frozenset[str]]:
 
 
 def _by_size(
-    path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: frozenset[str], expected: frozenset[str]
+    source: ByteSource, file: Bump5File, flavour: Flavour, coded: frozenset[str], expected: frozenset[str]
 ) -> Iterator[Variant]:
     """Likeliest layout for each numbering: the first of the file's size."""
     keys = {slots.key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
@@ -290,7 +283,7 @@ def _by_size(
             for content in _contents(source, file, flavour, keys, types, room):
                 table = slots.with_optional(flavour.slots, coded | present | content.keys())
                 total = nbytes + sum(content.values())
-                made.append(Variant(path, flavour, numbering, table, file.geometry, types, content, file.start, total))
+                made.append(Variant(flavour, numbering, table, file.geometry, types, content, file.start, total))
         yield next((choice for choice in made if choice.nbytes == file.end - file.start), made[0])
 
 
@@ -426,17 +419,17 @@ class Bump3File(NamedTuple):
     size: int | None
 
 
-def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
+def read_bump3(source: ByteSource, head: bytes) -> Bump3File:
     """Read and check header and dtype table; ``head`` is the first 128 bytes.
 
     Raises:
         InputError: ``bump.header`` or ``bump.dtype-table``.
     """
     header = slots.HeaderV3.unpack(head)
-    check_reserved(path, header.reserved, 0x60)
-    check_numbers(path, header, _faults(header))
+    check_reserved(header.reserved, 0x60)
+    check_numbers(header, _faults(header))
     layers = header.num_layers
-    codes = read_table(path, source, slots.HEADER_BYTES, {slots.table_entries(slots.TABLES["3"], layers)}, layers)
+    codes = read_table(source, slots.HEADER_BYTES, {slots.table_entries(slots.TABLES["3"], layers)}, layers)
     return Bump3File(header, codes, source.size)
 
 
@@ -456,14 +449,12 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     bare = TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
     if config is None:
         if all(types_of(slots.TABLES["3"], codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
-            raise code_error(
-                path, slots.TABLES["3"], codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
-            )
+            raise code_error(slots.TABLES["3"], codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size)
         return replace(bare, incomplete=sidefiles.without_config(path))
     model = sidefiles.model_config(path, config, slots.sizes_of(header))
-    layout = _rope_layout(path, config)
+    layout = _rope_layout(config)
     g = slots.geometry(model, context=header.context_length, step=slots.ALIGN_ELEMENTS)
-    numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
+    numbering, placed = _resolve_codes(codes, g, size, interleaved=layout == "interleaved")
     who = slots.computed_by([item.dtype.name for item in placed], numbering)
     note = {"note": who} if who else {}
     kinds = {item.dtype.name for item in placed if item.slot.parts and not item.slot.fp32}
@@ -488,26 +479,25 @@ def _faults(h: slots.HeaderV3) -> Iterator[str]:
             yield f"aligned_{name} {said[rounded]} is not {name} {said[field]} rounded up to 16"
 
 
-def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
+def _rope_layout(config: Mapping[str, Any]) -> str:
     layout = config.get("rope_layout", "split")
     if layout not in ("split", "interleaved"):
         raise InputError(
             "model.config",
             f"{CONFIG_NAME}: rope_layout is {quoted(str(layout))}, split or interleaved expected",
-            path=path,
         )
     return str(layout)
 
 
 def _resolve_codes(
-    path: Path, codes: bytes, g: slots.Geometry, size: int | None, *, interleaved: bool
+    codes: bytes, g: slots.Geometry, size: int | None, *, interleaved: bool
 ) -> tuple[str, list[slots.PlacedTensor]]:
     """Which of the two numberings the table is in, and what it places.
 
     Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
     rest, because a block of 144 bytes and one of 210 never give the same total for one model.
     """
-    check_room(path, slots.TABLES["3"], g, size)
+    check_room(slots.TABLES["3"], g, size)
     start = slots.HEADER_BYTES + slots.TABLE_LENGTH.size
     fitting: dict[str, list[slots.PlacedTensor]] = {}
     plausible: dict[str, list[slots.PlacedTensor]] = {}
@@ -524,11 +514,11 @@ def _resolve_codes(
         if size is None or placed[-1].offset + placed[-1].nbytes == size:
             fitting[numbering] = placed
     if cut and not plausible:
-        raise misfit_error(path, cut)
+        raise misfit_error(cut)
     if not plausible:
-        raise code_error(path, slots.TABLES["3"], codes, g.num_layers, start)
+        raise code_error(slots.TABLES["3"], codes, g.num_layers, start)
     if not fitting:
-        raise extent_error(path, next(iter(plausible.values())), size or 0)
+        raise extent_error(next(iter(plausible.values())), size or 0)
     return next(iter(fitting.items()))
 
 
@@ -569,29 +559,27 @@ def index_bump5(
         )
     checked = None
     if manifest is not None:
-        checked = checked_manifest(manifest, path, start=file.start, end=file.end)
-    merged = _merged(path, config, file.metadata, checked)
+        checked = checked_manifest(manifest, start=file.start, end=file.end)
+    merged = _merged(config, file.metadata, checked)
     own = _own("config", file.metadata, checked)
     family = _family(merged)
     if _written_as(own.get(FAMILY_KEY), family):
         family = merged["model_type"] = own[FAMILY_KEY]
     elif family and family_of_model_type(str(merged["model_type"])) is None:
         merged["model_type"] = family
-    resolved = resolve(
-        path, source, file, checked, used(row_family(family), slots.TEMPLATED) if family else frozenset()
-    )
+    resolved = resolve(source, file, checked, used(row_family(family), slots.TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(slots.TEMPLATED, resolved.present))
-    _check_template(path, str(merged["model_type"]))
+    _check_template(str(merged["model_type"]))
     model = sidefiles.completed(path, sidefiles.model_config(path, merged, slots.sizes_of(file.header)), own)
     embedded = _own("template", file.metadata, checked)
-    interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
+    interleaved = _interleaved(merged, resolved.flavour, model, embedded)
     try:
         placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family], parameters=model.scope)
     except AxesError as error:
-        raise InputError("model.config", f"{MANIFEST_NAME}: {error}", path=path) from None
+        raise InputError("model.config", f"{MANIFEST_NAME}: {error}") from None
     cut = misfit(placed)
     if cut:
-        raise misfit_error(path, cut)
+        raise misfit_error(cut)
     tensors = [p for p in placed if p.canonical]
     foreign = [p for p in tensors if resolved.flavour.own_q4_k and p.dtype is DTYPES["Q4_K"]]
     matrices = {p.slot_name: p.dtype for p in tensors if not p.slot.fp32}
@@ -622,13 +610,13 @@ def index_bump5(
     )
 
 
-def _check_template(path: Path, model_type: str) -> None:
+def _check_template(model_type: str) -> None:
     """Refuse entries of a family that the engine may compute wrong."""
     family = family_of_model_type(model_type)
     row = row_family(family.name).engines.get(slots.TEMPLATED) if family else None
     if row is not None and row.absent:
         why = f": {row.why}" if row.why else ""
-        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of {an(model_type)}{why}", path=path)
+        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of {an(model_type)}{why}")
 
 
 def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
@@ -636,9 +624,7 @@ def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
     return (payload, file.metadata.checksum) if file.metadata else (payload,)
 
 
-def _merged(
-    path: Path, config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None
-) -> dict[str, Any]:
+def _merged(config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
     """Merge documents under Hugging Face's keys, ``config.json`` first."""
     others = {
         "the file's metadata": huggingface_config(metadata.document if metadata else None),
@@ -657,7 +643,6 @@ def _merged(
                 raise InputError(
                     "model.config",
                     f"{what}: {key} is {quoted(str(value))}, {said[key]} says {quoted(str(merged[key]))}",
-                    path=path,
                 )
             merged[key], said[key] = value, what
     model = (manifest.document if manifest else {}).get("model")
@@ -696,9 +681,7 @@ def _engines(found: object) -> list[str]:
     return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
 
 
-def _interleaved(
-    path: Path, config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]
-) -> bool:
+def _interleaved(config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]) -> bool:
     """Whether Q and K rows are stored interleaved.
 
     As the configuration says, else as the template rotates them, else as written.
@@ -712,7 +695,7 @@ def _interleaved(
         default = flavour.interleaved and row is not None and row.rotates == "interleaved"
         return template_interleaves(template, default) if flavour.interleaved else default
     if not isinstance(word, str) or word not in ROPE_WORDS:
-        raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
+        raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected")
     return ROPE_WORDS[word]
 
 
@@ -746,25 +729,20 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
         InputError: ``bump.metadata``, the file cannot be described without its manifest.
     """
     if head.startswith(_SECOND):
-        raise UnsupportedError(
-            CODE, f"is bump 2, FP32 without types from byte {slots.HEADER_BYTES} on: {_READER}", path=path
-        )
+        raise UnsupportedError(CODE, f"is bump 2, FP32 without types from byte {slots.HEADER_BYTES} on: {_READER}")
     if is_wrapped(head):
         document = load_manifest(manifest_of(path)) if beside else None
         if document is not None and document.get("format") == _DUMMY:
-            raise UnsupportedError(CODE, "holds no weights, but zeros for a smoke test of the engine", path=path)
+            raise UnsupportedError(CODE, "holds no weights, but zeros for a smoke test of the engine")
         raise InputError(
             "bump.metadata",
             f"a header of zeros stands before what the engine trained, and no {MANIFEST_NAME} of that is beside it",
-            path=path,
         )
     if beside and not head.startswith(b"BUMPWGT") and size is not None and size == _flat(path):
-        raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}", path=path)
+        raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}")
     if len(head) == slots.HEADER_BYTES and not any(head):
         # Both scripts write the header last, over zeros.
-        raise InputError(
-            "bump.magic", "its header is zeros: the engine's script stopped before it wrote one", path=path
-        )
+        raise InputError("bump.magic", "its header is zeros: the engine's script stopped before it wrote one")
 
 
 def _flat(path: Path) -> int | None:
@@ -822,31 +800,32 @@ def open_bump(
     """
     opened = source or open_source(path)
     try:
-        head = opened.read_at(0, slots.HEADER_BYTES)
-        trained = trained_manifest(path, head) if source is None and config is None else None
-        if trained is not None:
-            return index_trained(path, opened, trained, wrapped=is_wrapped(head))
-        check_old(path, head, opened.size, beside=source is None and config is None)
-        version = _version(path, head)
-        older = read_bump3(path, opened, head) if version == 3 else None
-        beside = source is None and config is None  # nothing lies beside a pipe
-        if beside and older is None:
-            manifest = load_manifest(sidefiles.document_beside(path, MANIFEST_NAME))
-        newer = read_bump5(path, opened, head, version, named=manifest is not None) if older is None else None
-        if config is None and (config_path or source is None):
-            config = sidefiles.load_config(
-                config_path or sidefiles.document_beside(path, CONFIG_NAME), required=config_path is not None
-            )
-        if older is not None:
-            return index_bump3(path, older, config)
-        assert newer is not None
-        return index_bump5(path, opened, newer, config, manifest)
+        with located(path):
+            head = opened.read_at(0, slots.HEADER_BYTES)
+            trained = trained_manifest(path, head) if source is None and config is None else None
+            if trained is not None:
+                return index_trained(path, opened, trained, wrapped=is_wrapped(head))
+            check_old(path, head, opened.size, beside=source is None and config is None)
+            version = _version(head)
+            older = read_bump3(opened, head) if version == 3 else None
+            beside = source is None and config is None  # nothing lies beside a pipe
+            if beside and older is None:
+                manifest = load_manifest(sidefiles.document_beside(path, MANIFEST_NAME))
+            newer = read_bump5(path, opened, head, version, named=manifest is not None) if older is None else None
+            if config is None and (config_path or source is None):
+                config = sidefiles.load_config(
+                    config_path or sidefiles.document_beside(path, CONFIG_NAME), required=config_path is not None
+                )
+            if older is not None:
+                return index_bump3(path, older, config)
+            assert newer is not None
+            return index_bump5(path, opened, newer, config, manifest)
     finally:
         if source is None:
             opened.close()
 
 
-def _version(path: Path, head: bytes) -> int:
+def _version(head: bytes) -> int:
     version = slots.VERSIONS.get(head[:8])
     if version is None:
         raise InputError(
@@ -854,7 +833,6 @@ def _version(path: Path, head: bytes) -> int:
             f"starts with {head[:8]!r}, not one of {', '.join(m.decode() for m in slots.MAGIC.values())}"
             if head
             else "the file is empty",
-            path=path,
             offset=0,
             found=head[:8],
             hint=f"a model trained in the engine has none: its {MANIFEST_NAME} has to be beside it" if head else None,
@@ -863,7 +841,6 @@ def _version(path: Path, head: bytes) -> int:
         raise InputError(
             "bump.header",
             f"{counted(len(head), 'byte')}, a bump header has {slots.HEADER_BYTES}",
-            path=path,
             found=len(head),
         )
     field = int.from_bytes(head[8:12], "little")
@@ -871,7 +848,6 @@ def _version(path: Path, head: bytes) -> int:
         raise InputError(
             "bump.magic",
             f"magic {head[:8].decode()} with version {field}",
-            path=path,
             offset=8,
             found=field,
             allowed=version,

@@ -111,9 +111,9 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         UnsupportedError: ``model.architecture``, the engine trains no such family, or ckconv knows none.
     """
     start, end = slots.HEADER_BYTES if wrapped else 0, source.size or 0
-    manifest = header.checked_manifest(document, path, start=start, end=end)
+    manifest = header.checked_manifest(document, start=start, end=end)
     config = table_within(document, "config")
-    family = _family(path, config)
+    family = _family(config)
     unused = {
         name
         for name in manifest.entries
@@ -123,14 +123,14 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
     model = _config(path, config, family)
     table, faults = header.slots_named(kept, slots.TABLES["trained"], model.num_layers)
     if faults:
-        raise header.mismatch_error(faults, path)
-    interleaved = _interleaved(path, document, config, family)
+        raise header.mismatch_error(faults)
+    interleaved = _interleaved(document, config, family)
     g = slots.geometry(model, context=model.context_length, step=1)
     placed = header.relocated(
-        slots.place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept, path
+        slots.place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept
     )
-    _check_shapes(path, document, placed)
-    _check_gaps(path, source, manifest, len(slots.MAGIC[4]) if wrapped else 0)
+    _check_shapes(document, placed)
+    _check_gaps(source, manifest, len(slots.MAGIC[4]) if wrapped else 0)
     lacking = _without_a_place(source, placed, family)
     row = family.engines[slots.TRAINED]
     dropped = tuple(_dropped(path, manifest, name) for name in manifest.entries if name in unused)
@@ -169,12 +169,10 @@ def _only_here(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return f"left out, and kept by --to bump --trainable only: {', '.join(keys)} of the manifest" if keys else ""
 
 
-def _family(path: Path, config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> Family:
     word = config.get("model")
     if not isinstance(word, str):
-        raise InputError(
-            "model.config", f"{header.MANIFEST_NAME}: config.model is {shown(word)}, a name expected", path=path
-        )
+        raise InputError("model.config", f"{header.MANIFEST_NAME}: config.model is {shown(word)}, a name expected")
     family = family_of_model_type(word)
     row = family.engines.get(slots.TRAINED) if family else None
     if family is None or row is None:
@@ -182,14 +180,13 @@ def _family(path: Path, config: Mapping[str, Any]) -> Family:
         raise UnsupportedError(
             "model.architecture",
             f"it was trained in the engine as {quoted(word)}; ckconv knows what the engine trains of {known}",
-            path=path,
         )
     return family
 
 
 def _config(path: Path, config: Mapping[str, Any], family: Family) -> ModelConfig:
     def fail(message: str) -> InputError:
-        return InputError("model.config", f"{header.MANIFEST_NAME}: {message}", path=path)
+        return InputError("model.config", f"{header.MANIFEST_NAME}: {message}")
 
     sizes = {}
     for field, keys in CONFIG_KEYS.items():
@@ -206,7 +203,7 @@ def _config(path: Path, config: Mapping[str, Any], family: Family) -> ModelConfi
     return replace(model_config(path, words, sizes), tied=False)
 
 
-def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> bool:
+def _interleaved(document: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> bool:
     """Whether rows are interleaved, as ``_resolve_train_config`` has it.
 
     The configuration's word, else the template's, else the family's.
@@ -216,11 +213,11 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
         interleaved = family.engines[slots.TRAINED].rotates == "interleaved"
         return template_interleaves(document.get("template"), interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
-        raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected", path=path)
+        raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected")
     return ROPE_WORDS[word]
 
 
-def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start: int) -> None:
+def _check_gaps(source: ByteSource, manifest: header.Manifest, start: int) -> None:
     """Check for short gaps of zeros between entries, and none at the end."""
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
     ends = [start, *(entry.end for entry in ordered)]
@@ -232,19 +229,17 @@ def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start
             raise InputError(
                 "bump.extent",
                 f"{what} {quoted(entry.name)} belong to no entry of {header.MANIFEST_NAME}",
-                path=path,
                 offset=end,
             )
     if source.size is not None and source.size > ends[-1]:
         raise InputError(
             "bump.extent",
             f"{counted(source.size - ends[-1], 'byte')} after the last entry of {header.MANIFEST_NAME}",
-            path=path,
             offset=ends[-1],
         )
 
 
-def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.PlacedTensor]) -> None:
+def _check_shapes(document: Mapping[str, Any], placed: list[slots.PlacedTensor]) -> None:
     """Check a manifest's shapes, which byte counts alone do not determine."""
     rows: dict[str, list[int]] = {}
     for item in placed:
@@ -257,7 +252,7 @@ def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.Pl
         if said.get(name) is not None and said[name] != shape
     ]
     if faults:
-        raise InputError(header.CODE, faults[0], path=path, details=listed(faults[1:]))
+        raise InputError(header.CODE, faults[0], details=listed(faults[1:]))
 
 
 def _words(shape: object) -> str:
@@ -279,7 +274,6 @@ def _dropped(path: Path, manifest: header.Manifest, name: str) -> DroppedTensor:
         raise InputError(
             header.CODE,
             f"{header.MANIFEST_NAME}: {quoted(name)} is {shown(entry.dtype)} of {entry.nbytes:,} bytes, fp32 expected",
-            path=path,
             tensor=name,
         )
     stored = StoredTensor(name, F32, (entry.nbytes // F32.size,), Extent(path, entry.offset, entry.nbytes))
