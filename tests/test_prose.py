@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -30,6 +31,12 @@ PRIVATE = re.compile(r"\b(homeless|fellows|twins?|misfits|undecoded|turned|told|
 REFUSED, SLACK = 0, 1
 
 
+#: How the docstring of a function that returns ``bool`` begins: with the question, or with what the function does.
+ANSWERS = re.compile(
+    r"(Whether|Say whether|See|Add|As|Assume|Bring|Change|Fix|Give|Lock|Make|Note|Read|Take|Wait|Write)\b"
+)
+
+
 def first_lines() -> Iterator[tuple[str, str]]:
     """Where a docstring is, and its first line; modules, classes and functions."""
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -37,6 +44,10 @@ def first_lines() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
                 name = getattr(node, "name", "")
                 yield f"{path.relative_to(PACKAGE)}:{name}", text.partition("\n")[0]
+
+
+def _answers(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "bool"
 
 
 def faults(line: str) -> Iterator[str]:
@@ -57,6 +68,11 @@ def test_the_linter_refuses_what_it_is_for() -> None:
     assert [*faults("Read " + "x" * 80)] == ["columns"]
     assert [*faults("Blocks that are misfits.")] == ["private word"]
     assert [*faults("Return the byte ranges of a tensor.")] == []
+
+
+def test_a_function_that_says_yes_or_no_says_to_what() -> None:
+    functions = [n for p in PACKAGE.rglob("*.py") for n in ast.walk(ast.parse(p.read_text())) if _answers(n)]
+    assert [node.name for node in functions if not ANSWERS.match(ast.get_docstring(node) or "Whether")] == []
 
 
 def test_fewer_first_lines_are_refused_with_every_change() -> None:

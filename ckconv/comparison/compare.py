@@ -201,7 +201,7 @@ class Comparison:
 
     @property
     def same_weights(self) -> bool:
-        """Every tensor is the same."""
+        """Whether every tensor is the same."""
         return not (self.different or self.only[0] or self.only[1])
 
     @property

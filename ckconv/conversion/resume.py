@@ -337,7 +337,7 @@ class SharedFiles:
         self._made.sync()
 
     def _fits(self, number: int) -> bool:
-        """Every byte of a finished file is what it was."""
+        """Whether every byte of a finished file is what it was."""
         found = self.result(number)
         with suppress(OSError):
             fd = self._made.open(self._names[number])

@@ -77,7 +77,7 @@ SCALING_KEYS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 
 
 def starts_behind(scaling: Mapping[str, Any], config: ModelConfig, context: int) -> bool:
-    """The scaling changes no angle within an output's context length.
+    """Whether the scaling changes no angle within an output's context length.
 
     A dynamic one starts behind the model's own (``dynamic_frequency_update`` of transformers, ``DynamicNTKScalingRoPE``
     of mlx-lm).
@@ -90,7 +90,7 @@ SCALED_BY_KEYS = ("linear", "yarn")
 
 
 def scales_by_one(scaling: Mapping[str, Any]) -> bool:
-    """Every angle is what it is without the scaling."""
+    """Whether every angle is what it is without the scaling."""
     kind = scaling.get("rope_type")
     weight = scaling.get("attention_factor") if kind == "yarn" else None  # no other type of these reads it
     numbers = (scaling.get("factor"), weight or 1, scaling.get("llama_4_scaling_beta") or 0)

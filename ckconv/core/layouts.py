@@ -493,7 +493,7 @@ class Layout:
 
     @property
     def whole_rows(self) -> bool:
-        """Every row lies together."""
+        """Whether every row lies together."""
         return all(strip.cols in ((), ((self.cols, 1),)) for strip in self.strips)
 
     @property

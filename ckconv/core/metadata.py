@@ -33,7 +33,7 @@ class ValueType(NamedTuple):
 
     @property
     def integer(self) -> bool:
-        """Whole numbers, ``bool`` not among them."""
+        """Whether a value is a whole number, and no ``bool``."""
         return self.code in "bBhHiIqQ" and self.size > 0
 
 

@@ -115,7 +115,7 @@ class Options:
                 object.__setattr__(self, item.name, made)
 
     def decodes(self, tensor: NamedTensor) -> bool:
-        """A flag asks for this tensor's blocks to be decoded."""
+        """Whether a flag asks for this tensor's blocks to be decoded."""
         return self.dequantize or any(
             fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.decode
         )

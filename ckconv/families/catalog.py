@@ -178,7 +178,7 @@ def _segment_faults(family: Family, format: str, pattern: str, found: NameRule) 
 
 
 def _exclusive(family: Family, one: str, other: str) -> bool:
-    """Two rows whose conditions differ: no model has both."""
+    """Whether the conditions of two rows differ, so that no model has both."""
     rows = [family.tensors[name] for name in (one, other)]
     first, second = ((str(row.when or ""), str(row.layers or "")) for row in rows)
     return first != second
@@ -200,7 +200,7 @@ Index = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class OwnFiles(NamedTuple):
-    """The files that count.
+    """Family files that a call has named.
 
     Attributes:
         families: name -> the family.

@@ -190,7 +190,7 @@ def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str,
 
 
 def mentions(texts: object, part: str) -> bool:
-    """A text of a list or table, as ``auto_map`` is one, has this part."""
+    """Whether a text of a list or table, such as ``auto_map``, has this part."""
     found = texts.values() if isinstance(texts, dict) else texts if isinstance(texts, list) else ()
     return any(part in str(text) for text in found)
 

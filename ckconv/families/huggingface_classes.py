@@ -69,7 +69,7 @@ def ties_head(model_type: str, *, whole: bool | None, text: bool) -> bool | None
 
 
 def is_recorded(document: Mapping[str, Any]) -> bool:
-    """The class of this document is one of transformers' that are recorded."""
+    """Whether the class of this document is a recorded one of transformers."""
     return str(document.get("model_type")) in _class_defaults()
 
 
@@ -204,7 +204,7 @@ def is_padding(token: Any, vocabulary: Any) -> bool:
 
 
 def takes(model_type: str, key: str, value: Any) -> bool:
-    """The class of transformers is known to take this value."""
+    """Whether the class of transformers is known to take this value."""
     types = _types_of(model_type)
     return key in types and types[key](value)
 

@@ -90,7 +90,7 @@ class Key(NamedTuple):
     written: bool = False
 
     def is_neutral(self, value: object) -> bool:
-        """The value changes nothing. ``true`` is not 1 here, and ``0.0`` is 0."""
+        """Whether the value changes nothing; ``true`` is not 1, but ``0.0`` is 0."""
         return any(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
         )
@@ -113,12 +113,12 @@ class Keys(NamedTuple):
     seen: Mapping[str, Sequence[Any]] = {}
 
     def reads(self, name: str, consumer: str) -> bool:
-        """The consumer's class looks at this key, or at the table that it is in."""
+        """Whether the consumer's class looks at this key, or at its table."""
         key = self.keys.get(name, self.keys.get(name.partition(".")[0]))
         return key is not None and key.kind is not Kind.HARMLESS and consumer in key.readers
 
     def idle(self, name: str, value: object) -> bool:
-        """Nothing is changed by this key: nobody reads it, or not with this value."""
+        """Whether this key changes nothing: nobody reads it, or not this value."""
         key = self.keys.get(name)
         return value is None or key is None or key.kind is Kind.HARMLESS or key.is_neutral(value)
 
@@ -214,13 +214,13 @@ class ParameterCell(NamedTuple):
 
     @property
     def of_no_use(self) -> bool:
-        """A constant that a loader wants and nothing reads: heads of a Mamba."""
+        """Whether a loader wants this constant and reads nothing of it."""
         constant = self.write is not None and not self.write.names
         return constant and self.read is not None and "it" not in self.read.names
 
     @property
     def of_rope(self) -> bool:
-        """In one of RoPE's tables, which rules of their own read."""
+        """Whether the key is in a table of RoPE, which rows of its own read."""
         return "." in self.key and self.head in TABLES_OF_ROPE
 
 
@@ -250,7 +250,7 @@ class Parameter(NamedTuple):
 
     @property
     def folded(self) -> bool:
-        """Some formats have it in the tensors."""
+        """Whether some formats have the parameter in their tensors."""
         return any(cell.folded for cell in self.cells.get("gguf", ()))
 
     @property

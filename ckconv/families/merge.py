@@ -524,12 +524,12 @@ def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
 
 
 def is_carried(role: object) -> bool:
-    """A key that a rule of a reader looks at, whatever its value is."""
+    """Whether a rule of a reader looks at the key, whatever its value is."""
     return isinstance(role, dict) and role.get("neutral") == EVERY
 
 
 def is_unread(cell: object) -> bool:
-    """Cell of a key that is written, though no engine looks at it."""
+    """Whether the cell's key is written though no engine looks at it."""
     return isinstance(cell, dict) and cell.get("only") == NOBODY
 
 

@@ -400,7 +400,7 @@ def tables_of(family: Family, *values: str) -> frozenset[str]:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def interleaves(family: Family) -> bool:
-    """GGUF stores rows of heads with RoPE pairs as neighbors."""
+    """Whether GGUF stores rows of heads with RoPE pairs as neighbors."""
     return any(heads_of(family, name) for name in names_of(family, GGUF).written)
 
 
@@ -531,7 +531,7 @@ BESIDE_TEXT = "not part of the text model"
 
 
 def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
-    """A tensor is of a part that the text model does not have."""
+    """Whether a tensor is of a part that the text model does not have."""
     return beside_text(config, name).removesuffix(".*").rpartition(".")[2] in _BESIDE
 
 

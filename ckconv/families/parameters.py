@@ -54,7 +54,7 @@ class ConfigSource:
         return True, found
 
     def has(self, key: str) -> bool:
-        """The key is there, be it null."""
+        """Whether the key is there, be it null."""
         return self._found(key)[0]
 
     def value(self, key: str) -> Any:
@@ -102,7 +102,7 @@ class Source(Protocol):
         """Value of a dotted path, or of a metadata key after ``{arch}.``."""
 
     def has(self, key: str) -> bool:
-        """The key is there, be it null."""
+        """Whether the key is there, be it null."""
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """The shape of a stored tensor, ``None`` where there is none."""
@@ -414,7 +414,7 @@ def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Not equal, numbers as float32: the precision of the keys that hold them."""
+    """Whether values differ, numbers compared as float32."""
     if isinstance(one, float) or isinstance(other, float):
         try:
             return struct.pack("<f", one) != struct.pack("<f", other)

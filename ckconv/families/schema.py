@@ -672,12 +672,12 @@ class Family:
 
     @property
     def experts(self) -> bool:
-        """A mixture of experts."""
+        """Whether the model is a mixture of experts."""
         return any(name.startswith("L.ffn.experts.") for name in self.tensors)
 
     @property
     def rope(self) -> bool:
-        """Positions are rotary; learned otherwise."""
+        """Whether positions are rotary, not learned."""
         return "rope_theta" in self.parameters
 
     @property

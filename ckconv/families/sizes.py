@@ -81,7 +81,7 @@ def layers_of_nothing(family: Family, scope: Mapping[str, Any]) -> int:
 def _is(
     family: Family, kind: Expression, scope: Mapping[str, Any], layer: int, lists: Mapping[str, Any] | None = None
 ) -> bool:
-    """A layer is of a kind: a kind is a list over layers, or asks for ``n``.
+    """Whether a layer is of a kind, a list over layers or a question of ``n``.
 
     Args:
         lists: of kinds that do not ask for ``n``, if they are known.
@@ -428,13 +428,13 @@ def is_regrouped(family: Family, module: str, parameters: Mapping[str, Any] | No
 
 
 def is_transposed(part: Part) -> bool:
-    """A matrix that is stored ``[in, out]``."""
+    """Whether a matrix is stored ``[in, out]``."""
     own = shapes.of_part(part.stored, part.number) if shapes.segment_count(part.stored) > 1 else part.stored
     return len(own) == 2 and own == part.axes[::-1] and own != part.axes
 
 
 def has_transposed(family: Family) -> bool:
-    """Hugging Face stores matrices of the family ``[in, out]`` (Conv1D)."""
+    """Whether a checkpoint stores the family's matrices ``[in, out]`` (Conv1D)."""
     return any(is_transposed(part) for stored in names_of(family, "hf").written.values() for part in stored.parts)
 
 

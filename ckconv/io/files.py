@@ -143,7 +143,7 @@ def opened_regular(path: Path) -> Iterator[int]:
 
 
 def there(path: Path) -> bool:
-    """Something has this name, a link to nothing too.
+    """Whether something has this name, even a link to nothing.
 
     Raises:
         InputError: ``input.unreadable``, the system does not tell.
@@ -199,7 +199,7 @@ SPECIAL = (
 
 
 def is_in(fd: int, content: SideFile) -> bool:
-    """The file holds this and nothing else.
+    """Whether the file holds this and nothing else.
 
     Raises:
         OSError: it cannot be read.
@@ -220,7 +220,7 @@ def is_in(fd: int, content: SideFile) -> bool:
 
 
 def holds(path: Path, content: SideFile) -> bool:
-    """``path`` is a regular file with this very content, and no link to one."""
+    """Whether ``path`` is a regular file of this content, and no link to one."""
     with suppress(OSError, CkconvError):
         if path.is_file() and not path.is_symlink():
             with opened_regular(path) as fd:
@@ -694,7 +694,7 @@ class Files:
             at += extent.nbytes
 
     def are_zero(self, parts: Iterable[Piece], told: Callable[[int], None] | None = None) -> bool:
-        """All bytes of these pieces are zero; reads up to the first that is not.
+        """Whether all bytes of these pieces are zero; reads to the first other.
 
         Args:
             told: hears of the bytes of each piece.

@@ -102,7 +102,7 @@ class _Steady(io.RawIOBase):
         self._since, self._came = float("inf"), 0
 
     def readable(self) -> bool:
-        """True: the stream can be read."""
+        """Whether the stream can be read: it can."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
@@ -454,7 +454,7 @@ def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bo
 
 
 def offline() -> bool:
-    """Only the cache may be asked."""
+    """Whether only the cache may be asked."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

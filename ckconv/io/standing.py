@@ -102,7 +102,7 @@ class Origin(Protocol):
 
     @property
     def whole(self) -> bool:
-        """A range of it costs as much as all of it."""
+        """Whether a range of the file costs as much as all of it."""
 
     @property
     def state(self) -> str:

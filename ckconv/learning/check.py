@@ -70,7 +70,7 @@ class Direction:
 
     @property
     def right(self) -> bool:
-        """Nothing is different."""
+        """Whether nothing is different."""
         return not (self.error or self.different or self.other)
 
     @property
@@ -99,7 +99,7 @@ class BothWays:
 
     @property
     def right(self) -> bool:
-        """Both make what is there."""
+        """Whether both make what is there."""
         return self.forth.right and self.back.right and not self.parameters
 
 
@@ -322,7 +322,7 @@ def _is_held(step: Step, tensor: StoredTensor, there: TensorIndex) -> bool:
 
 
 def _computed(step: Step) -> bool:
-    """The values are no copies."""
+    """Whether the values are no copies."""
     return any(tensor.layout.shift != step.target.layout.shift for tensor in step.sources)
 
 

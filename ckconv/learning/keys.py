@@ -227,7 +227,7 @@ class Keys:
         return best[1:] if best else None
 
     def _taken(self, key: str, name: str, preferred: Sequence[str]) -> bool:
-        """Another parameter of the base reads the key of config.json."""
+        """Whether another parameter of the base reads the key of config.json."""
         return any(other not in (name, *preferred) for other in _keyed_by(self._base, "hf", key))
 
     def _usual(self, key: str) -> str:
@@ -289,7 +289,7 @@ class Keys:
         self._ask(key, f"{key} = {_shown(value)}: no key of config.json says it (taken: a constant)")
 
     def _stated(self, name: str) -> bool:
-        """The metadata of some pair has the parameter of the base."""
+        """Whether the metadata of some pair has the parameter of the base."""
         cells = self._base.parameters[name].key_cells("gguf")
         return any(cell.key in pair.keys for cell in cells for pair in self._pairs)
 
@@ -698,7 +698,7 @@ def _keyed_by(family: Family, format: str, key: str, *, alias: bool | None = Non
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, numbers as the metadata holds them."""
+    """Whether values are equal, numbers as the metadata holds them."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):

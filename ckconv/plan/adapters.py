@@ -458,7 +458,7 @@ class AdapterPlanner(Planner):
         return self.finish(pieces)
 
     def has_place(self, module: str, base: ModelConfig) -> bool:
-        """The target has one matrix for a module of the base."""
+        """Whether the target has one matrix for a module of the base."""
         return True
 
     @abstractmethod
@@ -568,7 +568,7 @@ class AdapterPlanner(Planner):
         return target, ""
 
     def _keeps_blocks(self, entry: Entry) -> bool:
-        """Whole rows of blocks can stay what they are."""
+        """Whether whole rows of blocks can stay what they are."""
         source = entry.source.layout
         alike = source.scale == entry.layout.scale and source.whole_rows and entry.layout.whole_rows
         return self.holds_blocks and alike and self.options.dtype in ("engine", "keep")
@@ -608,7 +608,7 @@ def piece_of(entry: Entry, dtype: DType) -> Piece:
 
 
 def power_of_two(factor: float) -> bool:
-    """Multiplying by it changes no digit."""
+    """Whether multiplying by a number changes no digit."""
     return factor > 0 and math.frexp(factor)[0] == 0.5
 
 

@@ -441,7 +441,7 @@ class Planner(ABC):
         return twice and HEAD in self.index.tensors and self.source.head_is_embedding
 
     def is_tied(self) -> bool:
-        """The source's head is the embedding, or should be."""
+        """Whether the source's head is the embedding, or should be."""
         config = self.index.config
         return self.head_is_loaders() or (config is not None and bool(config.tied) and not self.keeps_head())
 
@@ -529,7 +529,7 @@ class Planner(ABC):
                 yield stored.name
 
     def decoded(self, tensor: Tensor) -> bool:
-        """A flag asks for this tensor's blocks to be decoded."""
+        """Whether a flag asks for this tensor's blocks to be decoded."""
         return self.options.decodes(tensor)
 
 

@@ -95,7 +95,7 @@ def base_type(recipe: str) -> str:
 
 
 def quantized(matrix: Matrix) -> bool:
-    """llama-quantize does not leave this tensor as it is."""
+    """Whether llama-quantize does not leave this tensor as it is."""
     dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)
     whole = matrix.name.endswith("weight") and dimensions > 1
     return whole and not any(part in matrix.name for part in recipes()["kept"])

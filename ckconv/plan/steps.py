@@ -205,12 +205,12 @@ class Step(NamedTuple):
 
     @property
     def zero_filled(self) -> bool:
-        """Zeros that stand for a tensor which the model does not have."""
+        """Whether zeros stand for a tensor which the model does not have."""
         return self.action is Action.ZERO
 
     @property
     def one_run(self) -> bool:
-        """The source's bytes are the target's bytes: the fast path."""
+        """Whether the source's bytes are the target's, copied as one run."""
         return (
             self.source is not None
             and not self.runs
@@ -239,12 +239,12 @@ class Step(NamedTuple):
 
     @property
     def transposed(self) -> bool:
-        """Rows become columns: no two elements of a row stay together."""
+        """Whether rows become columns: no two elements of a row stay together."""
         return any(tensor.layout.by_columns != self.target.layout.by_columns for tensor in self.sources)
 
     @property
     def reordered(self) -> bool:
-        """Rows change places between RoPE orders."""
+        """Whether rows change places between RoPE orders."""
         return self.source is not None and self.source.layout.interleaved != self.target.layout.interleaved
 
 

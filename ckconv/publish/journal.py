@@ -74,7 +74,7 @@ def lasting_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """A staging directory may have this name."""
+    """Whether a staging directory may have this name."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -161,7 +161,7 @@ class Journal:
     # The way back
 
     def has_unnamed(self) -> bool:
-        """A staged file has no name yet."""
+        """Whether a staged file has no name yet."""
         return any(
             (staged := _status(self.staged, place)) is not None
             and ((here := _status(self.here, place)) is None or here.st_ino != staged.st_ino)

@@ -121,7 +121,7 @@ class _File:
 
     @property
     def is_there(self) -> bool:
-        """A side file that needs no writing: its place holds the same content."""
+        """Whether a side file needs no writing, as its place holds the content."""
         return self.content is not None and holds(self.target, self.content)
 
 

@@ -178,7 +178,7 @@ def needs_library(dtype: DType) -> bool:
 
 @cache
 def has_library() -> bool:
-    """The package libgguf is installed."""
+    """Whether the package libgguf is installed."""
     return find_spec("libgguf") is not None
 
 
@@ -490,7 +490,7 @@ class Conversion(NamedTuple):
 
     @property
     def _taken_apart(self) -> bool:
-        """One array is written of a matrix whose rows hold them all."""
+        """Whether one array is written of a matrix whose rows hold them all."""
         return self.plane is not None and packed.scheme_of(self.target) is not None
 
     @property

@@ -91,7 +91,7 @@ class Quantization(NamedTuple):
         return columns * self.bits // 8
 
     def divides(self, columns: int) -> bool:
-        """A row of ``columns`` elements is whole groups and whole 32-bit words."""
+        """Whether a row of ``columns`` is whole groups and whole 32-bit words."""
         return columns > 0 and columns % self.group_size == 0 and columns * self.bits % WORD_BITS == 0
 
     def __str__(self) -> str:

@@ -127,7 +127,7 @@ def nearest(dtype: DType, *, mlx: bool = False) -> str:
 
 
 def is_scaled(dtype: DType) -> bool:
-    """NVFP4 with a number for the whole matrix."""
+    """Whether the matrix is NVFP4 with a number for all of it."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.codes == E2M1 and scheme.factor
 

@@ -702,19 +702,19 @@ def blocks_for(source: DType, columns: int) -> tuple[DType, ...]:
 
 
 def is_fp8(dtype: DType) -> bool:
-    """E4M3 codes and a scale for each group of a row."""
+    """Whether it has E4M3 codes and a scale for each group of a row."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.codes == E4M3 and not (scheme.factor or scheme.ordered)
 
 
 def is_wide_fp8(dtype: DType) -> bool:
-    """E5M2 codes and a scale for each group of a row."""
+    """Whether it has E5M2 codes and a scale for each group of a row."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.codes == E5M2
 
 
 def is_mxfp8(dtype: DType) -> bool:
-    """E4M3 codes, and powers of two for the scales of their groups."""
+    """Whether it has E4M3 codes, and powers of two for scales of groups."""
     triple = triple_of(dtype)
     return triple is not None and triple.quantization == _MXFP8
 
@@ -746,7 +746,7 @@ def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
 
 
 def scattered(dtype: DType) -> bool:
-    """Groups are no runs of columns."""
+    """Whether groups are no runs of columns."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.ordered
 

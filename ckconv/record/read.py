@@ -147,7 +147,7 @@ class Record(NamedTuple):
 
 
 def plain_name(name: str) -> bool:
-    """Name of a visible file in a directory, valid on any system."""
+    """Whether it names a visible file in a directory, valid on any system."""
     if not name or name.startswith(".") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
         return False
     try:
@@ -263,7 +263,7 @@ def open_record(path: Path) -> OpenRecord:
 
 
 def _document(source: FileSource, stored: Location) -> bytes:
-    """A member that is read whole."""
+    """Bytes of a whole member, its CRC-32 checked."""
     data = source.read_at(stored.offset, stored.member.nbytes)
     if zlib.crc32(data) != stored.member.crc:
         message = f"the CRC-32 of {stored.member.name} is wrong"
@@ -316,7 +316,7 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
 
 
 def is_side_file(name: str) -> bool:
-    """Records are untrusted: restoring may create only these file names.
+    """Whether an untrusted record may create a file of this name.
 
     One may lie in a directory of a module of sentence-transformers, as its weights do.
     """

@@ -25,7 +25,7 @@ _FORCED = "CKCONV_PORTABLE" in os.environ
 
 
 def _has(*names: str) -> bool:
-    """The system has these calls."""
+    """Whether the system has these calls."""
     return not _FORCED and all(hasattr(os, name) for name in names)
 
 
@@ -282,7 +282,7 @@ def sync(fd: int) -> None:
 
 
 def syncs_data() -> bool:
-    """The system can bring the bytes of a file to the disk without its dates."""
+    """Whether the system syncs the bytes of a file without its dates."""
     return _has("fdatasync")
 
 
@@ -353,7 +353,7 @@ if TYPE_CHECKING or MOVES_OPEN:
         return True
 
     def is_own(status: os.stat_result) -> bool:
-        """The file is one of the user who runs this process."""
+        """Whether the file is one of the user who runs this process."""
         return status.st_uid == os.geteuid()
 
     def peak_memory() -> int:

@@ -270,7 +270,7 @@ _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>
 
 
 def looks_special(token: AddedToken) -> bool:
-    """A control token for llama.cpp's converter alone."""
+    """Whether only llama.cpp's converter takes the token for a control token."""
     return not token.special and _LOOKS_SPECIAL.fullmatch(token.content) is not None
 
 

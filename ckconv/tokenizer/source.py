@@ -123,7 +123,7 @@ def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None)
 
 
 def _is_byte_level(document: Mapping[str, Any]) -> bool:
-    """The words of a ``tokenizer.json`` are of letters that stand for bytes."""
+    """Whether letters of ``tokenizer.json`` stand for bytes."""
     parts = [document.get("pre_tokenizer"), document.get("decoder")]
     inner = [part.get(name) for part in parts if isinstance(part, dict) for name in ("pretokenizers", "decoders")]
     steps = [*parts, *(step for steps in inner if isinstance(steps, list) for step in steps)]

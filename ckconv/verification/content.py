@@ -314,7 +314,7 @@ def unequal(one: object, other: object) -> bool:
 
 
 def _plainly_spelled(data: bytes, value: Any) -> bool:
-    """The document is spelled as Python spells it, white space apart."""
+    """Whether the document is spelled as Python spells it, white space apart."""
     text = "".join(re.findall(_RUN, data.decode("utf-8", "replace")))
     return any(text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False))
 

@@ -278,7 +278,7 @@ def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
 
 
 def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
-    """The number of a token that there is not: no class takes it."""
+    """Whether there is no token of this number: no class takes it."""
     if not key.endswith("_token_id"):
         return False
     numbers, most = value if isinstance(value, list) else [value], document.get("vocab_size")

@@ -193,7 +193,7 @@ class _Rows:
             yield max(start, first), min(stop, first + self._each), own
 
     def _cannot_be(self, changed: int) -> bool:
-        """No block holds the source's numbers, so these do not."""
+        """Whether no block holds the source's numbers."""
         return changed > 0 and self.conversion.action is Action.REPACK
 
     def _compared(self, made: tuple[Rows, int], got: Rows, start: int) -> _Found:

@@ -146,7 +146,7 @@ class Release(NamedTuple):
         return head in self.full_logits or (own is not None and head in own.full_logits)
 
     def keeps(self, dtype: str) -> bool:
-        """Floats of this type are stored as they are, and not widened."""
+        """Whether floats of this type are stored as they are, and not widened."""
         return dtype in self.anywhere
 
 
@@ -358,7 +358,7 @@ def no_circuit(age: Release, name: str) -> str:
 
 
 def no_kernel(age: Release, dtype: str, slot: str) -> bool:
-    """A matrix of this type is not computed right."""
+    """Whether a matrix of this type is not computed right."""
     return dtype not in age.anywhere and (slot == "token_emb" or dtype not in age.projections)
 
 

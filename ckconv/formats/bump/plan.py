@@ -260,7 +260,7 @@ class BumpPlanner(Planner):
         """Why the engine has no correct kernel for a type in a slot, or empty."""
 
     def keeps(self, source: DType) -> bool:
-        """The engine computes matrices of these floats as they are."""
+        """Whether the engine computes matrices of these floats as they are."""
         return source is F32
 
     def elsewhere(self, why: str) -> str:
@@ -391,7 +391,7 @@ class BumpPlanner(Planner):
         return {name: types[name] for name in names}
 
     def _slides(self) -> bool:
-        """The engine knows this family's sliding window."""
+        """Whether the engine knows this family's sliding window."""
         return False
 
     def _interleaved(self) -> bool:

@@ -379,7 +379,7 @@ def shown_settings(_: TensorIndex, out: TensorIndex) -> dict[str, Any]:
 
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
-    """The plan writes entries of these types, in this order of rows."""
+    """Whether the plan writes entries of these types, in this order of rows."""
     if not (plan.version and out.version):
         return plan.version == out.version and plan.options.trainable == out.facts["layout"]
     layout = str(out.facts.get("rope_layout", "")) if plan.rope_layout else ""
@@ -665,7 +665,7 @@ def _own(what: str, metadata: Metadata | None, manifest: Manifest | None) -> dic
 
 
 def _written_as(own: object, family: str) -> bool:
-    """A model of the family ``own`` is written as one of ``family``."""
+    """Whether a model of the family ``own`` is written as one of ``family``."""
     if not isinstance(own, str) or own not in FAMILIES or not family:
         return False
     return family == (written_as(FAMILIES[own], slots.TEMPLATED) or told_by_architecture(own))

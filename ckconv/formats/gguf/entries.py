@@ -584,7 +584,7 @@ def is_fp32(name: str) -> bool:
 
 
 def _is_fp32(name: str, canonical: str, family: Family | None) -> bool:
-    """A name of GGUF that is written in FP32, however many axes it has."""
+    """Whether GGUF has this name in FP32, however many axes it has."""
     return is_fp32(name) and not (family and parse(canonical).pattern in narrow(family, LLAMA_CPP.row))
 
 
@@ -653,7 +653,7 @@ def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:
 
 
 def has_scales(stored: Sequence[StoredTensor]) -> bool:
-    """A matrix has its scale beside it."""
+    """Whether a matrix has its scale beside it."""
     scales = {tensor.name.removesuffix(_SCALE): tensor for tensor in stored if tensor.name.endswith(_SCALE)}
     matrices = (tensor for tensor in stored if scales and tensor.dtype is _NVFP4)
     return any((scale := scales.get(one.name.removesuffix(_WEIGHT))) and _fits(one, scale) for one in matrices)

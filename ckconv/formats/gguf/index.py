@@ -376,7 +376,7 @@ class KeySource:
         self._file, self._architecture = file, architecture
 
     def has(self, key: str) -> bool:
-        """The key is there."""
+        """Whether the key is there."""
         return self.value(key) is not None
 
     def value(self, key: str) -> Any:

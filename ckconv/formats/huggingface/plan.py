@@ -341,7 +341,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         return (*made, *beside(entry, shape, dtype, self._factors(parts[0])[0]))
 
     def in_blocks(self, tensor: Tensor) -> bool:
-        """The family's class has the tensor in blocks, and it is of that type."""
+        """Whether the class has the tensor in blocks, and it is of that type."""
         o, pattern = self.options, parse(tensor.name).pattern
         known = self.family is not None and o.names == HF and not o.pack and pattern in names_of(self.family, HF).packed
         return known and tensor.dtype in (triple_type(_MXFP4), DTYPES["MXFP4"]) and not self.decoded(tensor)

@@ -154,7 +154,7 @@ def _sorted(tensors: Sequence[StoredTensor]) -> tuple[dict[str, dict[Role, Store
 
 
 def _selected(module: str, document: Mapping[str, Any]) -> bool:
-    """Modules of ``linear_to_lora_layers``: named, or all of a layer."""
+    """Whether ``linear_to_lora_layers`` takes a module: named, or every one."""
     keys = document["lora_parameters"].get("keys")
     inside = local_path(module)
     if not isinstance(keys, list):

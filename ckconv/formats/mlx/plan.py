@@ -382,7 +382,7 @@ class MlxPlanner(CheckpointPlanner):
         return modules
 
     def _rounded(self, name: str, dtype: DType) -> bool:
-        """A tensor's numbers are not those of the source's blocks."""
+        """Whether a tensor's numbers are not those of the source's blocks."""
         source = self.tensors[name]
         return source.dtype is dtype or source.dtype.kind is not Kind.BLOCK or self.decoded(source)
 

@@ -163,7 +163,7 @@ class Selection:
             self._of_layer = [re.compile(_ANY_LAYER).match]
 
     def holds(self, module: str) -> bool:
-        """The module is one of them."""
+        """Whether the module is one of the list."""
         if self._excluded.name(module) or any(matches(module) for matches in self._saved):
             return False
         if self._all or self._targets.is_whole(module):
@@ -171,7 +171,7 @@ class Selection:
         return self._targets.name(module) and (self._targets.expression or self._in_layers(module))
 
     def feedforward(self, module: str) -> bool:
-        """IA3 multiplies the module's inputs, not its outputs."""
+        """Whether IA3 multiplies the module's inputs, not its outputs."""
         return self._feedforward.name(module, any_end=True)
 
     def _in_layers(self, module: str) -> bool:
@@ -194,7 +194,7 @@ class _Names:
         self._names = frozenset([] if isinstance(names, str) else names)
 
     def is_whole(self, module: str) -> bool:
-        """The path itself is in the list."""
+        """Whether the path itself is in the list."""
         return module in self._names
 
     def name(self, module: str, *, any_end: bool = False) -> bool:
@@ -427,7 +427,7 @@ class Parameter(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """Outputs lie along the last axis."""
+        """Whether outputs lie along the last axis."""
         return next(iter(self.modules.values())).turned
 
 

@@ -190,7 +190,7 @@ class _Chunks(ExitStack):
 
 
 def is_distributed(names: Collection[str]) -> bool:
-    """A directory with these names holds such a checkpoint."""
+    """Whether a directory with these names is a distributed checkpoint."""
     return METADATA_NAME in names and any(name.endswith(".distcp") for name in names)
 
 
@@ -225,7 +225,7 @@ class JoinedTensor(NamedTuple):
 
 
 def is_deepspeed(names: Collection[str]) -> bool:
-    """A directory with these names holds such a checkpoint."""
+    """Whether a directory with these names is a checkpoint of DeepSpeed."""
     return any(found[1] == "model" for found in map(_STATES.fullmatch, names) if found)
 
 

@@ -444,7 +444,7 @@ class CheckpointPlanner(Planner):
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
     def keeps_names(self) -> bool:
-        """The tensors are written under the names they have, as they are stored."""
+        """Whether tensors keep their names, and are stored as they are."""
         o, source = self.options, self.index
         if source.metadata_kind is MetadataKind.TYPED and self.config is None and o.names == GGUF:
             return True
@@ -471,7 +471,7 @@ class CheckpointPlanner(Planner):
         return all(row is None or (len(names) > 1) == (len(held(row.parts)) > 1) for names, row in stored)
 
     def _quantized(self) -> bool:
-        """The source has modules of several arrays."""
+        """Whether the source has modules of several arrays."""
         return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
 
     def _renamed(self) -> Sequence[Module]:
@@ -596,7 +596,7 @@ class CheckpointPlanner(Planner):
 
     @cached_property
     def unpacked(self) -> bool:
-        """Packed matrices are decoded, where tensors keep their names."""
+        """Whether packed matrices are decoded, where tensors keep their names."""
         return unpacks(self)
 
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
@@ -639,7 +639,7 @@ class CheckpointPlanner(Planner):
         return tensor.dtype
 
     def in_blocks(self, tensor: Tensor) -> bool:
-        """The tensor is written in the form that its family has for blocks."""
+        """Whether the tensor is written in its family's form for blocks."""
         return False
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ def shard_name(stem: str, number: int, count: int, suffix: str = SUFFIX) -> str:
 
 
 def is_pickle(name: str) -> bool:
-    """A file of this name is one of ``torch.save``."""
+    """Whether a file of this name is one of ``torch.save``."""
     return name.lower().endswith(PICKLE_SUFFIXES)
 
 
