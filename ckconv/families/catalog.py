@@ -57,17 +57,16 @@ def check_family(family: Family) -> None:
 
 
 def _faults(family: Family) -> Iterator[tuple[str, str]]:
-    for word, found in (
-        ("model_type", family.in_huggingface.names),
-        ("class", family.in_huggingface.classes),
+    match = family.in_gguf.condition
+    for section, word, found, where in (
+        ("huggingface", "model_type", family.in_huggingface.names, "config.json"),
+        ("huggingface", "class", family.in_huggingface.classes, "architectures of config.json"),
+        ("gguf", "arch", family.in_gguf.names or match is None, "general.architecture of a GGUF"),
     ):
         if not found:
-            yield f"huggingface.{word}", f"missing: {word} = what config.json of such a model calls it"
-    if family.in_gguf.condition is not None:
-        if not family.in_gguf.names:
-            yield "gguf.arch", "missing: arch = what general.architecture of such a GGUF is"
-        for name in sorted(family.in_gguf.condition.names):
-            yield "gguf.match", f"it asks for {name!r}, and a match asks for has('KEY') only"
+            yield f"{section}.{word}", f"missing: {word} = what {where} says"
+    for name in sorted(match.names if match else ()):
+        yield "gguf.match", f"it asks for {name!r}, and a match asks for has('KEY') only"
     if "hf" not in family.prefixes:
         yield "prefix.hf", "missing; rows with M. and L. need it"
     for name in REQUIRED:

@@ -434,7 +434,7 @@ def is_transposed(part: Part) -> bool:
 
 
 def has_transposed(family: Family) -> bool:
-    """Whether a checkpoint stores the family's matrices ``[in, out]`` (Conv1D)."""
+    """Whether a checkpoint stores the family's matrices ``[in, out]``."""
     return any(is_transposed(part) for stored in names_of(family, "hf").written.values() for part in stored.parts)
 
 
