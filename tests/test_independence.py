@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
 from safetensors.numpy import save_file
 from test_diffusion import original
-from test_floors import FILES, WRITES
+from test_floors import FILES, FLOOR_OF, WRITES, box, existing
 from test_quantize import save_dat
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 from whisper_cases import save as save_whisper
@@ -74,6 +75,7 @@ class Case(NamedTuple):
     config: Mapping[str, Any] = {}
 
 
+@cache
 def modules() -> list[ModuleType]:
     """Every module of the package."""
     names = (found.name for found in pkgutil.walk_packages(ckconv.__path__, "ckconv."))
@@ -110,21 +112,33 @@ def broken(where: str, bug: Bug) -> Iterator[list[int]]:
     fake: Any = property(counted) if isinstance(real, property) else counted
     for place, _ in found:
         setattr(place, name, fake)
-    forget()
+    forget(plain.__module__)
     try:
         yield calls
     finally:
         for place, _ in found:
             setattr(place, name, real)
-        forget()
+        forget(plain.__module__)
 
 
-def forget() -> None:
-    """Nothing that was computed before is remembered."""
-    for module in modules():
-        for value in vars(module).values():
-            if hasattr(value, "cache_clear") and value.__module__ == module.__name__:
-                value.cache_clear()
+def forget(home: str) -> None:
+    """Nothing that was computed with functions of a module is remembered: what stands below it has none of them."""
+    for module, remembers in caches():
+        if floor(module) >= floor(home):
+            remembers.cache_clear()
+
+
+@cache
+def caches() -> list[tuple[str, Any]]:
+    """Functions of the package that remember what they returned, with their modules."""
+    every = ((module.__name__, value) for module in modules() for value in vars(module).values())
+    return [(name, value) for name, value in every if hasattr(value, "cache_clear") and value.__module__ == name]
+
+
+@cache
+def floor(module: str) -> int:
+    """On which floor of tests/test_floors.py a module stands: none imports what stands above it."""
+    return FLOOR_OF[box(existing(module))]
 
 
 def command(*arguments: str) -> tuple[int, str]:
