@@ -21,6 +21,8 @@ from tower_cases import checkpoint, recordings
 from ckconv import Options
 from ckconv.api import convert, convert_tower, open_model
 from ckconv.errors import CkconvError
+from ckconv.families.merge import FOLDER, is_family
+from ckconv.families.towers import _towers_called, tower_family, tower_of_document
 
 pytestmark = pytest.mark.usefixtures("unrefused")
 
@@ -68,6 +70,16 @@ def edited(name: str, root: Path, **vision: object) -> Path:
 def rounded_to_bf16(array: np.ndarray) -> np.ndarray:
     bits = np.frombuffer(bf16(array).data, "<u2").astype(np.uint32) << 16
     return bits.view(np.float32)
+
+
+def test_a_tower_is_compiled_for_its_own_types_alone() -> None:
+    """Lines of its file that name text models are many."""
+    every = [tower_family(path.stem) for path in (FOLDER / "towers").glob("*.toml") if is_family(path.read_text())]
+    assert [one.name for one in every for name in one.in_huggingface.names if one not in _towers_called(name)] == []
+
+    for remembers in (tower_family, _towers_called):
+        remembers.cache_clear()
+    assert (tower_of_document({"model_type": "llama"}), tower_family.cache_info().currsize) == (None, 0)
 
 
 @pytest.mark.parametrize("name", RECORDED)

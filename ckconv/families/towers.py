@@ -7,6 +7,7 @@ as no model is a tower alone.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -65,11 +66,20 @@ def tower_family(name: str) -> Family:
     return load(_TOWERS / f"{name}.toml")
 
 
+@lru_cache
+def _towers_called(model_type: str) -> list[Family]:
+    """Towers of this ``model_type``, as a line of each file says it.
+
+    Types of text models are in files too, and their towers are not compiled.
+    """
+    said = re.compile(f'model_type = .*"{re.escape(model_type)}"')
+    found = (tower_family(name) for name, text in _texts().items() if said.search(text))
+    return [one for one in found if model_type in one.in_huggingface.names]
+
+
 def tower_of_document(document: Mapping[str, Any]) -> Family | None:
     """Tower of a whole document's ``model_type``, or ``None``."""
-    word = f'"{document.get("model_type")}"'
-    found = (tower_family(name) for name, text in _texts().items() if word in text)
-    named = (one for one in found if document.get("model_type") in one.in_huggingface.names)
+    named = _towers_called(str(document.get("model_type")))
     fits = (one for one in named if _holds(one.in_huggingface.condition, document))
     return min(fits, key=lambda one: one.in_huggingface.condition is None, default=None)
 
