@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+# ruff: noqa: E402 - to load torch is two thirds of the start, and only tokenizers, which nobody asks, would use it.
+sys.modules["torch"] = None
 
 import mlx.core as mx
 import numpy as np
