@@ -9,7 +9,7 @@ from shlex import quote
 import click
 
 from ckconv.cli import flags, render
-from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
+from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, origin_of, settings_of, told_elsewhere
 from ckconv.errors import OutputError, UsageError, shown
 from ckconv.system.signals import interruptible, noted
 
@@ -50,10 +50,10 @@ def command(
     from ckconv.conversion.run import run
 
     settings = settings_of(context)
-    if is_default(context, "output") and (dst is not None or in_place):  # the command line names another place
+    if "output" in origin_of(context) and (dst is not None or in_place):  # the command line names another place
         forget_default(context, "output")
         output = None
-    if is_default(context, "in_place") and (dst is not None or output is not None):
+    if "in_place" in origin_of(context) and (dst is not None or output is not None):
         forget_default(context, "in_place")
         in_place = False
     if dst is not None and output is not None:

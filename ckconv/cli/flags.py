@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH, Integer, forget_default, is_default
+from ckconv.cli.settings import PATH, Integer, forget_default, origin_of
 from ckconv.core.late import NamedTuple
 from ckconv.core.options import OPTIONS, Option, Options, Takes
 from ckconv.errors import InputError, UsageError, nearest, quoted
@@ -147,8 +147,8 @@ def writing_options(function: Function) -> Function:
 
 def default_options(context: click.Context) -> set[str]:
     """The options that the environment or a file gave."""
-    given = [o for o in OPTIONS if is_default(context, o.flag.lstrip("-").replace("-", "_"))]
-    return {option.name for option in given}
+    found = origin_of(context)
+    return {option.name for option in OPTIONS if option.flag.lstrip("-").replace("-", "_") in found}
 
 
 def where_it_counts(options: Options, defaults: set[str], planned: Callable[[Options], T]) -> T:
@@ -228,7 +228,7 @@ def sources_and_output(context: click.Context, paths: Sequence[str], output: str
     Raises:
         UsageError: one of the two is missing.
     """
-    if is_default(context, "output") and len(paths) > 1:
+    if "output" in origin_of(context) and len(paths) > 1:
         forget_default(context, "output")
         output = None
     *sources, dst = (*paths, output) if output is not None else (*paths, *([""] if len(paths) < 2 else []))

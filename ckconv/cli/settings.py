@@ -60,21 +60,16 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
         setattr(settings_of(context), parameter.name, value)
 
 
-def is_default(context: click.Context, name: str | None) -> bool:
-    """Whether the environment or a file gave this parameter its value."""
-    found = context.find_root().meta.get("ckconv.defaults", {})
-    return (
-        name is not None
-        and name in found
-        and context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT_MAP
-    )
+def origin_of(context: click.Context) -> dict[str, str]:
+    """Parameter -> the environment or file that gave its value."""
+    found, of_map = context.find_root().meta.get("ckconv.defaults", {}), click.core.ParameterSource.DEFAULT_MAP
+    return {name: default.origin for name, default in found.items() if context.get_parameter_source(name) is of_map}
 
 
 def origins(context: click.Context) -> dict[str, str]:
     """Flag that the command line lacks -> where its value comes from."""
-    found = context.find_root().meta.get("ckconv.defaults", {})
-    taken = [parameter for parameter in context.command.params if is_default(context, parameter.name)]
-    return {parameter.opts[-1]: found[parameter.name].origin for parameter in taken if parameter.name}
+    found = origin_of(context)
+    return {each.opts[-1]: found[each.name] for each in context.command.params if each.name in found}
 
 
 def told_elsewhere(context: click.Context) -> tuple[str, ...]:

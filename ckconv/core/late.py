@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import marshal
 import re
-import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -201,6 +200,8 @@ class _Loader(SourceFileLoader):
 
     def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:  # type: ignore[override]
         """Make code that has the table, and does nothing."""
+        import tomllib
+
         table = tomllib.loads(data.decode())
         return self.source_to_code.__code__.replace(co_consts=(marshal.dumps(table),))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -294,7 +293,7 @@ def _extended(path: Path) -> Iterator[Path]:
             continue
         seen.add(file)
         with suppress(OSError, ValueError, InputError, AxesError):
-            parents = tomllib.loads(file.read_text("utf-8")).get("extends", [])
+            parents = _read(file).get("extends", [])
             yield file
             ahead += [_parent(file, name, FOLDER) for name in listed(parents)]
 
@@ -323,6 +322,8 @@ def _read(path: Path) -> Table:
             raise fault(path, "is not a regular file")
         if path.parent == FOLDER:
             return table_of(path)
+        import tomllib
+
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

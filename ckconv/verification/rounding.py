@@ -83,7 +83,7 @@ _NEXT = {
     "Q6_K": _Next((0, 192), np.arange(64.0)),
     "IQ4_NL": _Next((2, 18), _IQ4, unrounded=127 * 2.0**-24),
     "IQ4_XS": _Next((8, 136), _IQ4, unrounded=127 * 32 * 2.0**-24),
-    "NVFP4": _Next((4, 36), np.unique(E2M1), ends=(0xFF, 0x77)),
+    "NVFP4": _Next((4, 36), np.array(sorted({*E2M1})), ends=(0xFF, 0x77)),
 }
 
 #: Rounding to nearest is off by a step / sqrt(12), rounding in one direction by twice that. MLX, which wants 0 to be a
