@@ -309,10 +309,10 @@ def _checked(key: str, value: Any, kind: str) -> Any:
 
 
 def _with_it(expression: Expression, it: Any, values: Mapping[str, Any]) -> Any:
-    return expression.value(_with("it", it, values))
+    return expression.value(with_value("it", it, values))
 
 
-def _with(name: str, value: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_value(name: str, value: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters and one more name."""
     return ChainMap({name: value}, values)  # type: ignore[arg-type]  # nothing is put into it
 
@@ -379,7 +379,7 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
     entries: dict[str, tuple[str, Any]] = {}
     tensors: dict[str, Sequence[float]] = {}
     refused: dict[str, tuple[Any, Any]] = {}
-    scope = _with("stated", list(stated), values)
+    scope = with_value("stated", list(stated), values)
     for name, parameter in family.parameters.items():
         value = values[name] if parameter.cells.get(format) else None
         for cell in parameter.cells.get(format, ()):

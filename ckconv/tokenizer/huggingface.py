@@ -6,6 +6,7 @@ import json
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from json.encoder import encode_basestring
 from math import isnan
 from typing import Any
 from zlib import compress, decompress
@@ -125,8 +126,6 @@ _BPE: Mapping[str, Any] = {
     **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
     **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
 }
-
-_encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def fills(token: str, kind: int, number: int) -> bool:
@@ -332,16 +331,16 @@ def _texts(
         yield f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'
     if not isinstance(vocab, Mapping):
         yield '    "vocab": [\n'
-        yield from _lines("      ", (f"[{_encoded(token)}, {score!r}]" for token, score in vocab))
+        yield from _lines("      ", (f"[{encode_basestring(token)}, {score!r}]" for token, score in vocab))
         yield "    ]\n  }\n}\n"
         return
     yield '    "vocab": {\n'
-    yield from _lines("      ", (f"{_encoded(token)}: {number}" for token, number in vocab.items()))
+    yield from _lines("      ", (f"{encode_basestring(token)}: {number}" for token, number in vocab.items()))
     if "byte_fallback" not in model:
         yield "    }\n  }\n}\n"
         return
     yield '    },\n    "merges": [\n'
-    yield from _lines("      ", map(_encoded, merges))
+    yield from _lines("      ", map(encode_basestring, merges))
     yield "    ]\n  }\n}\n"
 
 

@@ -44,7 +44,7 @@ from ckconv.families.keys import (
     unread_by,
 )
 from ckconv.families.names import is_beside_text
-from ckconv.families.parameters import scope_of
+from ckconv.families.parameters import scope_of, with_value
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
@@ -799,11 +799,11 @@ def said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: s
     for row in rows:
         for cell in row.key_cells(format):
             with suppress(ExpressionError):
-                if cell.alias or (cell.when is not None and not cell.when.value({**values, "stated": []})):
+                if cell.alias or (cell.when is not None and not cell.when.value(with_value("stated", [], values))):
                     continue
                 value, words = values[row.name], {theirs: own for own, theirs in cell.words.items()}
                 if isinstance(value, list | tuple):
                     value = [words.get(item, item) if isinstance(item, str) else item for item in value]
                 elif isinstance(value, str):
                     value = words.get(value, value)
-                yield cell.key, cell.write.value({**values, "it": value}) if cell.write is not None else value
+                yield cell.key, cell.write.value(with_value("it", value, values)) if cell.write else value
