@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -210,15 +211,14 @@ def exchanged(one: str, other: str) -> Bug:
     """The plan takes one tensor for another, and the other for the one."""
 
     def wrong(plan: Any) -> Any:
-        from dataclasses import replace
 
         files = []
         for file in plan.files:
             steps, at = list(file.steps), {step.target.name: n for n, step in enumerate(file.steps)}
             if one in at and other in at:
                 first, second = steps[at[one]], steps[at[other]]
-                steps[at[one]] = first._replace(source=second.source, runs=second.runs)
-                steps[at[other]] = second._replace(source=first.source, runs=first.runs)
+                steps[at[one]] = replace(first, source=second.source, runs=second.runs)
+                steps[at[other]] = replace(second, source=first.source, runs=first.runs)
             files.append(file._replace(steps=tuple(steps)))
         return replace(plan, files=tuple(files))
 
@@ -227,12 +227,11 @@ def exchanged(one: str, other: str) -> Bug:
 
 def by_runs(real: Callable[..., Any]) -> Callable[..., Any]:
     """What is put together of several tensors is put together in reverse: experts, or q, k and v."""
-    from dataclasses import replace
 
     def wrong(*args: Any) -> Any:
         plan = real(*args)
         files = tuple(
-            file._replace(steps=tuple(step._replace(runs=tuple(reversed(step.runs))) for step in file.steps))
+            file._replace(steps=tuple(replace(step, runs=tuple(reversed(step.runs))) for step in file.steps))
             for file in plan.files
         )
         return replace(plan, files=files)
@@ -242,7 +241,6 @@ def by_runs(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def other_extents(real: Callable[..., Any]) -> Callable[..., Any]:
     """Of a tensor that is stored as several runs, an expert each, the last two change places."""
-    from dataclasses import replace
 
     def wrong(*args: Any) -> Any:
         plan = real(*args)
@@ -251,7 +249,7 @@ def other_extents(real: Callable[..., Any]) -> Callable[..., Any]:
             if step.source is None or len(step.source.extents) < 2:
                 return step
             *first, one, other = step.source.extents
-            return step._replace(source=replace(step.source, extents=(*first, other, one)))
+            return replace(step, source=replace(step.source, extents=(*first, other, one)))
 
         files = tuple(file._replace(steps=tuple(map(step_of, file.steps))) for file in plan.files)
         return replace(plan, files=files)
@@ -261,7 +259,6 @@ def other_extents(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def other_runs(real: Callable[..., Any]) -> Callable[..., Any]:
     """Experts that become tensors of their own: the first two change places."""
-    from dataclasses import replace
 
     def wrong(*args: Any) -> Any:
         plan = real(*args)
@@ -269,8 +266,8 @@ def other_runs(real: Callable[..., Any]) -> Callable[..., Any]:
         steps = list(file.steps)
         one, other = [n for n, step in enumerate(steps) if len(step.runs) == 1][:2]
         steps[one], steps[other] = (
-            steps[one]._replace(source=steps[other].source, runs=steps[other].runs),
-            steps[other]._replace(source=steps[one].source, runs=steps[one].runs),
+            replace(steps[one], source=steps[other].source, runs=steps[other].runs),
+            replace(steps[other], source=steps[one].source, runs=steps[one].runs),
         )
         return replace(plan, files=(file._replace(steps=tuple(steps)),))
 
@@ -279,7 +276,6 @@ def other_runs(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def untransposed(real: Callable[..., Any]) -> Callable[..., Any]:
     """What is to be transposed is written as it is."""
-    from dataclasses import replace
 
     def wrong(*args: Any) -> Any:
         plan = real(*args)
@@ -287,7 +283,7 @@ def untransposed(real: Callable[..., Any]) -> Callable[..., Any]:
         def step_of(step: Any) -> Any:
             if not step.transposed or step.runs:
                 return step
-            return step._replace(target=replace(step.target, layout=step.source.layout))
+            return replace(step, target=replace(step.target, layout=step.source.layout))
 
         files = tuple(file._replace(steps=tuple(map(step_of, file.steps))) for file in plan.files)
         return replace(plan, files=files)
@@ -302,7 +298,6 @@ def left_out(name: str) -> Bug:
 
 def names_exchanged(real: Callable[..., Any]) -> Callable[..., Any]:
     """The first two files have each other's names."""
-    from dataclasses import replace
 
     def wrong(*args: Any) -> Any:
         plan = real(*args)

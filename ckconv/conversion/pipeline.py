@@ -30,7 +30,7 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import OutputError, shown
 from ckconv.io.files import Files, close_unwritten
-from ckconv.io.tiles import Tiles, any_slow, at_once, made_at_once, threads
+from ckconv.io.tiles import SLOW, Tiles, at_once, made_at_once, threads
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import close_written
 from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS, share_heap
@@ -189,7 +189,7 @@ class Pipeline:
         """Say whether converted rows of a file are cached for its comparison."""
         if self._pool is None or not self._verify:
             return False
-        return any_slow(step.action for step in self._plan.files[number].steps)
+        return any(step.action in SLOW for step in self._plan.files[number].steps)
 
     def _begin(self, number: int, fd: int) -> _Flight:
         file, frame, path = self._parts[number]

@@ -424,7 +424,7 @@ def tower_options(options: Options) -> Options:
 def _seen(step: Step) -> Step:
     """A step of a tower, under the names of tensors beside a text model."""
     runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
-    return step._replace(source=of_tower(step.source) if step.source else None, runs=runs)
+    return replace(step, source=of_tower(step.source) if step.source else None, runs=runs)
 
 
 def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:

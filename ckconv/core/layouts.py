@@ -465,18 +465,18 @@ class Layout:
     shift: float = 0
     scale: float = 1.0
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """Whether exactly the canonical rows are stored, in order: one run."""
         whole = Strip(0, merged([(self.rows, self.cols)]), merged([(self.cols, 1)]))
         return self.elements == self.rows * self.cols and self.strips == (whole,)
 
-    @property
+    @cached_property
     def padded(self) -> bool:
         """Whether the stored matrix holds zeros that are in no canonical row."""
         return not self.shared and self.elements != self.rows * self.cols
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Stored elements, padding included."""
         return self.stored_rows * self.stored_cols
@@ -486,22 +486,22 @@ class Layout:
         """Elements of a row that stay together, which blocks have to divide."""
         return math.gcd(*(strip.run for strip in self.strips))
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Stored elements from one row to another are a multiple of this."""
         return math.gcd(*(stride for strip in self.strips for _, stride in strip.rows)) or self.cols
 
-    @property
+    @cached_property
     def whole_rows(self) -> bool:
         """Whether every row lies together."""
         return all(strip.cols in ((), ((self.cols, 1),)) for strip in self.strips)
 
-    @property
+    @cached_property
     def by_columns(self) -> bool:
         """Whether the matrix is stored transposed: columns lie together."""
         return any(strip.cols and strip.cols[-1][1] != 1 for strip in self.strips)
 
-    @property
+    @cached_property
     def interleaved(self) -> bool:
         """Whether rows ``i`` and ``i + n / 2`` of each head are neighbors.
 
@@ -514,7 +514,7 @@ class Layout:
         """How many heads have their rows ``interleaved``; 1 where none has."""
         return math.prod(n for n, _ in self.strips[0].rows[: max(0, self._pair)])
 
-    @property
+    @cached_property
     def _pair(self) -> int:
         """Which axis of rows counts the two halves of a head."""
         axes = self.strips[0].rows if len(self.strips) == 1 else ()

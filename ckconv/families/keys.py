@@ -327,7 +327,7 @@ class ParameterRows(merge.Fields):
             format: tuple(map(self._cell, merge.listed(fields[format]))) if format in fields else ()
             for format in merge.PARAMETER_CELLS
         }
-        value = self.expression(fields.get("value"))
+        value = self.expression(fields["value"]) if "value" in fields else None
         flags = (bool(fields.get(name)) for name in ("optional", "aid"))
         return Parameter(name, cells, self._defaults(fields.get("default")), value, *flags)
 
@@ -371,16 +371,14 @@ class ParameterRows(merge.Fields):
     def _cell(self, cell: object) -> ParameterCell:
         row = self.fields({"key": cell} if isinstance(cell, str) else cell, merge.KEY_FIELDS.keys())
         common: dict[str, Any] = {
-            "read": self.expression(row.get("read")),
-            "write": self.expression(row.get("write")),
-            "when": self.expression(row.get("when")),
+            **{field: self.expression(row[field]) for field in ("read", "write", "when") if field in row},
             "alias": bool(row.get("alias", row.get("instead"))),
             "instead": bool(row.get("instead")),
             "unread": row.get("only") == merge.NOBODY,
             "folded": bool(row.get("folded")),
             "sentence": str(row.get("else", "")),
             "words": row.get("map", {}),
-            "readers": self.word(row, "only", {**READERS, merge.NOBODY: BOTH}, "both"),
+            "readers": self.word(row, "only", {**READERS, merge.NOBODY: BOTH}, "both") if "only" in row else BOTH,
         }
         kinds = [kind for kind in _KINDS if kind in row]
         if len(kinds) != 1:

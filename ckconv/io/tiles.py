@@ -168,7 +168,7 @@ MOST = 12 << 20
 EACH = 1 << 20
 
 #: What takes longer than to look whether it was done.
-_SLOW = (Action.DECODE, Action.REPACK, Action.QUANTIZE)
+SLOW = frozenset({Action.DECODE, Action.REPACK, Action.QUANTIZE})
 
 
 class Tile(NamedTuple):
@@ -245,12 +245,7 @@ class Tiles:
 def is_handed_over(tensor: Tensor, conversion: Conversion) -> bool:
     """Whether converted rows are worth keeping: slow to make, and whole."""
     whole = conversion.plane is None or conversion.in_arrays
-    return conversion.action in _SLOW and whole and tensor.merge is None
-
-
-def any_slow(actions: Iterable[Action]) -> bool:
-    """Say whether rows of any of these actions take long to make."""
-    return any(action in _SLOW for action in actions)
+    return conversion.action in SLOW and whole and tensor.merge is None
 
 
 def _values(conversion: Conversion) -> Conversion:

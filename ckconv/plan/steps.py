@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -157,7 +158,8 @@ def _globs(names: Collection[str]) -> Iterator[list[str]]:
 # The plan as data: what a conversion writes, in order, with exact sizes; what it leaves out, and why it refuses.
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """One run of output bytes.
 
     Attributes:
@@ -177,17 +179,17 @@ class Step(NamedTuple):
     content: bytes | None = None
     runs: tuple[Run, ...] = ()
 
-    @property
+    @cached_property
     def offset(self) -> int:
         """Byte offset in the output file."""
         return self.target.extents[0].offset
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes in the output file, padding included."""
         return self.target.nbytes
 
-    @property
+    @cached_property
     def action(self) -> Action:
         """The conversion of the values."""
         if self.content is not None:
@@ -196,19 +198,19 @@ class Step(NamedTuple):
             return Action.MERGE
         return self.conversion.action if self.conversion else Action.ZERO
 
-    @property
+    @cached_property
     def sources(self) -> tuple[Tensor, ...]:
         """Every source tensor that the step reads."""
         if self.runs:
             return tuple(run.tensor for run in self.runs)
         return (self.source,) if self.source is not None else ()
 
-    @property
+    @cached_property
     def zero_filled(self) -> bool:
         """Whether zeros stand for a tensor which the model does not have."""
         return self.action is Action.ZERO
 
-    @property
+    @cached_property
     def one_run(self) -> bool:
         """Whether the source's bytes are the target's, copied as one run."""
         return (

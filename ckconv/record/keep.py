@@ -374,11 +374,12 @@ class _Returning:
 
     def _comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
         """Whether every bit survives the conversion there and back."""
-        if conversion.action is Action.SHIFT:
+        action = conversion.action
+        if action is Action.SHIFT:
             return self._shift_comes_back(tensor, conversion)
-        if conversion.action is Action.NARROW:
+        if action is Action.NARROW:
             return not self._plan.options.allow_lossy and conversion.quantizing is None
-        return conversion.action in (Action.COPY, Action.WIDEN)
+        return action in (Action.COPY, Action.WIDEN)
 
     def _shift_comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
         """Whether adding and taking away 1 gives every float32 back."""

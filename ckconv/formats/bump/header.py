@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -123,7 +123,7 @@ def slots_named(manifest: Manifest, table: slots.SlotTable, num_layers: int) -> 
         slots.key_of(slot) for group in table for slot in group if slot.optional and with_layer(slot.name, 0) in names
     }
     resolved = slots.with_optional(table, present)
-    wanted = {with_layer(slot.name, n): slot for slot, n in slots.slots_of(resolved, num_layers) if slot.stored}
+    wanted = {name: slot for name, slot, _ in slots.slots_of(resolved, num_layers) if slot.stored}
     missing = [name for name, slot in wanted.items() if name not in names and not slot.zero_if_absent]
     extra = [name for name in names if name not in wanted]
     sentences = [f"{MANIFEST_NAME} has no entry {name}" for name in missing]
@@ -296,11 +296,11 @@ def types_of(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: s
     known = BUMP_CODES[numbering]
     types: dict[str, DType] = {}
     remaining = iter(codes)
-    for slot, layer in slots.slots_of(table, num_layers):
+    for name, slot, _ in slots.slots_of(table, num_layers):
         dtype = known.get(next(remaining)) if slot.coded else F32
         if dtype is None or (slot.fp32 and dtype is not F32) or dtype.kind is Kind.INTEGER:
             return None
-        types[with_layer(slot.name, layer)] = dtype
+        types[name] = dtype
     return types
 
 
@@ -309,11 +309,10 @@ def code_error(table: slots.SlotTable, codes: bytes, num_layers: int, start: int
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
-    coded = [(slot, layer) for slot, layer in slots.slots_of(table, num_layers) if slot.coded]
+    coded = [(name, slot) for name, slot, _ in slots.slots_of(table, num_layers) if slot.coded]
     if len(coded) != len(codes):  # of a layout whose codes belong to no slots
         coded = []
-    for position, ((slot, layer), code) in enumerate(zip(coded, codes, strict=False)):
-        name = with_layer(slot.name, layer)
+    for position, ((name, slot), code) in enumerate(zip(coded, codes, strict=False)):
         if slot.fp32 and code:
             faults.append(f"{name} has dtype code {code}, it is always FP32 (0)")
         elif code not in known:
@@ -330,7 +329,7 @@ def check_room(table: slots.SlotTable, g: slots.Geometry, size: int | None) -> N
     layer = tuple(
         slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != slots.CANONICAL
     )
-    least = slots.place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    least = slots.place(((), layer, ()), g._replace(num_layers=1), None, start=0, interleaved=False)
     need = g.num_layers * sum(item.nbytes for item in least)
     if size is not None and need > size:
         raise InputError(
@@ -375,18 +374,6 @@ def extent_error(placed: list[slots.PlacedTensor], size: int) -> InputError:
         f"{counted(size - end, 'byte')} after {placed[-1].slot_name}, which ends at {end:,}",
         offset=end,
     )
-
-
-def tensors_of(path: Path, placed: Iterable[slots.PlacedTensor]) -> dict[str, Any]:
-    """Fields of an index about tensors that are stored under canonical names."""
-    tensors = {item.canonical: item.tensor(path) for item in placed}
-    stored = tuple(item.stored(path) for item in placed)
-    return {"stored": stored, "tensors": tensors, "canonical_of": {name: (name,) for name in tensors}}
-
-
-def by_slot(types: Mapping[str, DType]) -> Callable[[slots.Slot, int | None], DType]:
-    """Types by slot name, as :func:`place` asks for them."""
-    return lambda slot, layer: types[with_layer(slot.name, layer)]
 
 
 # The layouts that share a magic number: five of version 4 under one, two of version 5 under another.

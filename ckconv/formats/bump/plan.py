@@ -36,11 +36,8 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
     kept: set[str] = set()
-    for slot, layer in slots.slots_of(planner.table, planner.config.num_layers):
-        name = with_layer(slot.name, layer)
-        here = [
-            planner.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in planner.tensors
-        ]
+    for name, slot, held in slots.slots_of(planner.table, planner.config.num_layers):
+        here = [planner.tensors[canonical] for canonical in held if canonical in planner.tensors]
         chosen = []
         for tensor in here:
             given = planner.quantized_as.get(tensor.name)
@@ -387,8 +384,7 @@ class BumpPlanner(Planner):
     def matrices(self, types: Mapping[str, DType]) -> dict[str, DType]:
         """Slot -> type, of those whose type the model decides."""
         each = slots.slots_of(self.table, self.config.num_layers)
-        names = [with_layer(slot.name, n) for slot, n in each if slot.parts and not slot.fp32]
-        return {name: types[name] for name in names}
+        return {name: types[name] for name, slot, _ in each if slot.parts and not slot.fp32}
 
     def _slides(self) -> bool:
         """Whether the engine knows this family's sliding window."""
@@ -403,10 +399,10 @@ class BumpPlanner(Planner):
 
     def _check_missing(self) -> None:
         missing: Counter[str] = Counter()
-        for slot, layer in slots.slots_of(self.table, self.config.num_layers):
-            for part in slot.parts:
-                if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
-                    missing[part.canonical] += 1
+        for _, slot, held in slots.slots_of(self.table, self.config.num_layers):
+            if not slot.zero_if_absent:
+                pairs = zip(slot.parts, held, strict=True)
+                missing.update(part.canonical for part, canonical in pairs if canonical not in self.tensors)
         # zeros would stand there
         lost = {pattern: layers for pattern, layers in self.lost().items() if is_bias(pattern)}
         counts = {**missing, **{pattern: len(layers) for pattern, layers in lost.items()}}
@@ -420,8 +416,7 @@ class BumpPlanner(Planner):
     def codes(self, types: Mapping[str, DType]) -> bytes:
         """The dtype table."""
         each = slots.slots_of(self.table, self.config.num_layers)
-        codes = [getattr(types[with_layer(slot.name, n)], f"bump_{self.numbering}") for slot, n in each if slot.coded]
-        return bytes(codes)
+        return bytes(getattr(types[name], f"bump_{self.numbering}") for name, slot, _ in each if slot.coded)
 
     def steps(
         self,
@@ -437,16 +432,12 @@ class BumpPlanner(Planner):
             table: the slots with those of ``content``, if there is any.
             content: slot name -> bytes of tokenizer content.
         """
-
-        def dtype_of(slot: slots.Slot, layer: int | None) -> DType:
-            return types[with_layer(slot.name, layer)]
-
         content = content or {}
         table = table or self.table
         placed = slots.place(
             table,
             self.geometry,
-            dtype_of,
+            types,
             start=self.data_start + slots.TABLE_LENGTH.size + slots.table_entries(table, self.config.num_layers),
             interleaved=interleaved,
             family=self.family,

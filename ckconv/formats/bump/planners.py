@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.options import Options
-from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
+from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import an, and_more
 from ckconv.families import catalog, parameters, sizes
 from ckconv.formats.bump import ages, sidefiles, slots
@@ -401,11 +401,8 @@ class Bump5Planner(BumpPlanner):
 
     def _stay_floats(self) -> dict[str, DType]:
         """Slot -> type of the source, of matrices whose rows are no blocks."""
-        parts = {
-            with_layer(slot.name, n): self.tensors.get(with_layer(slot.parts[0].canonical, n))
-            for slot, n in slots.slots_of(self.table, self.config.num_layers)
-            if slot.parts
-        }
+        each = slots.slots_of(self.table, self.config.num_layers)
+        parts = {name: self.tensors.get(held[0]) for name, _, held in each if held}
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
     def _to_judge(self, types: Mapping[str, DType]) -> ages.FileFacts:
@@ -461,10 +458,8 @@ class Bump5Planner(BumpPlanner):
             return not ages.mixed(self.age, made._replace(types=types))
 
         held = {
-            with_layer(slot.name, n): [
-                self.tensors[name] for part in slot.parts if (name := with_layer(part.canonical, n)) in self.tensors
-            ]
-            for slot, n in slots.slots_of(self.table, self.config.num_layers)
+            name: [self.tensors[canonical] for canonical in names if canonical in self.tensors]
+            for name, _, names in slots.slots_of(self.table, self.config.num_layers)
         }
         remedies = Remedies(held, made.types, self.quantized_as, self.options, right, stand)
         layers = [slot.rpartition(".")[0] for slot, _ in ages.mixed(self.age, made)]
@@ -476,9 +471,9 @@ class Bump5Planner(BumpPlanner):
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""
         slot_of = {
-            with_layer(part.canonical, n): with_layer(slot.name, n)
-            for slot, n in slots.slots_of(self.table, self.config.num_layers)
-            for part in slot.parts
+            canonical: name
+            for name, slot, held in slots.slots_of(self.table, self.config.num_layers)
+            for canonical in held
             if slot.zero_if_absent
         }
         there = [tensor for name, tensor in self.tensors.items() if name in slot_of]

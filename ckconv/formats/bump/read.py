@@ -13,7 +13,7 @@ from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
-from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex, with_layer
+from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, an, counted, located, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
@@ -45,7 +45,6 @@ from ckconv.formats.bump.header import (
     Flavour,
     Manifest,
     Metadata,
-    by_slot,
     check_numbers,
     check_reserved,
     check_room,
@@ -61,7 +60,6 @@ from ckconv.formats.bump.header import (
     read_table,
     relocated,
     slots_named,
-    tensors_of,
     types_of,
 )
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
@@ -117,7 +115,7 @@ class Variant(NamedTuple):
         placed = slots.place(
             self.table,
             self.geometry,
-            by_slot(self.types),
+            self.types,
             start=self.start,
             interleaved=interleaved,
             family=family,
@@ -200,8 +198,7 @@ def _worded(table: slots.SlotTable, num_layers: int, manifest: Manifest) -> dict
     Of a file whose dtype table belongs to other slots.
     """
     types: dict[str, DType] = {}
-    for slot, layer in slots.slots_of(table, num_layers):
-        name = with_layer(slot.name, layer)
+    for name, slot, _ in slots.slots_of(table, num_layers):
         entry = None if slot.content else manifest.entries.get(name)
         dtype = F32 if entry is None else _TYPES.get(entry.dtype)
         if dtype is None or (slot.fp32 and dtype is not F32):
@@ -252,7 +249,7 @@ def _uniform(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: s
     matrix = kinds.pop() if kinds else F32
     if matrix is None or kinds:
         return None
-    return {with_layer(slot.name, n): F32 if slot.fp32 else matrix for slot, n in slots.slots_of(table, num_layers)}
+    return {name: F32 if slot.fp32 else matrix for name, slot, _ in slots.slots_of(table, num_layers)}
 
 
 def _coded(flavour: Flavour, file: Bump5File) -> Iterator[frozenset[str]]:
@@ -289,13 +286,11 @@ def _by_size(
 
 def _payload_bytes(table: slots.SlotTable, g: slots.Geometry, types: Mapping[str, DType]) -> int:
     """Bytes of all slots without content, from one layer's element counts."""
-    one = slots.place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    one = slots.place(table, g._replace(num_layers=1), None, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:
         elements[item.slot.name] += item.nbytes // F32.size
-    return sum(
-        types[with_layer(slot.name, n)].nbytes(elements[slot.name]) for slot, n in slots.slots_of(table, g.num_layers)
-    )
+    return sum(types[name].nbytes(elements[slot.name]) for name, slot, _ in slots.slots_of(table, g.num_layers))
 
 
 def _contents(
@@ -463,7 +458,7 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
         bare,
         architecture=str(config.get("model_type", "")),
         config=model,
-        **tensors_of(path, placed),
+        **slots.tensors_of(path, placed),
         metadata=config,
         facts={**facts, "dtype_codes": numbering, "rope_layout": layout, "engines": ", ".join(right) or None, **note},
     )
@@ -499,27 +494,21 @@ def _resolve_codes(
     """
     check_room(slots.TABLES["3"], g, size)
     start = slots.HEADER_BYTES + slots.TABLE_LENGTH.size
-    fitting: dict[str, list[slots.PlacedTensor]] = {}
-    plausible: dict[str, list[slots.PlacedTensor]] = {}
+    plausible: list[slots.PlacedTensor] = []
     cut: slots.PlacedTensor | None = None
     for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
         types = types_of(slots.TABLES["3"], codes, g.num_layers, numbering)
         if types is None:
             continue
-        placed = slots.place(slots.TABLES["3"], g, by_slot(types), start=start + len(codes), interleaved=interleaved)
-        cut = misfit(placed)
-        if cut:
-            continue
-        plausible[numbering] = placed
-        if size is None or placed[-1].offset + placed[-1].nbytes == size:
-            fitting[numbering] = placed
-    if cut and not plausible:
-        raise misfit_error(cut)
-    if not plausible:
-        raise code_error(slots.TABLES["3"], codes, g.num_layers, start)
-    if not fitting:
-        raise extent_error(next(iter(plausible.values())), size or 0)
-    return next(iter(fitting.items()))
+        placed = slots.place(slots.TABLES["3"], g, types, start=start + len(codes), interleaved=interleaved)
+        found = misfit(placed)
+        if not found and (size is None or placed[-1].offset + placed[-1].nbytes == size):
+            return numbering, placed
+        cut = found or cut
+        plausible = plausible or ([] if found else placed)
+    if plausible:
+        raise extent_error(plausible, size or 0)
+    raise misfit_error(cut) if cut else code_error(slots.TABLES["3"], codes, g.num_layers, start)
 
 
 # BUMPWGT5 and BUMPWGT4, in all their layouts -> the canonical index.
@@ -602,7 +591,7 @@ def index_bump5(
         files=(path,),
         architecture=str(merged["model_type"]),
         config=model,
-        **{**tensors_of(path, known), "stored": tuple(p.stored(path) for p in tensors)},
+        **{**slots.tensors_of(path, known), "stored": tuple(p.stored(path) for p in tensors)},
         unknown=tuple(p.stored(path) for p in foreign),
         metadata=merged,
         facts=facts,
@@ -762,9 +751,7 @@ def _flat(path: Path) -> int | None:
 
     def nbytes(layers: int) -> int:
         own = g._replace(num_layers=layers)
-        return sum(
-            item.nbytes for item in slots.place(slots.TABLES["3"], own, lambda *_: F32, start=0, interleaved=False)
-        )
+        return sum(item.nbytes for item in slots.place(slots.TABLES["3"], own, None, start=0, interleaved=False))
 
     return nbytes(1) + (layers - 1) * (nbytes(2) - nbytes(1))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.layouts import DTYPES, DType, Kind, Layout, column_blocks, headed, plain, shifted
-from ckconv.core.tensors import Extent, StoredTensor, Tensor, matrix_of, with_layer
+from ckconv.core.layouts import DTYPES, F32, DType, Kind, Layout, column_blocks, headed, plain, shifted
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, matrix_of
 from ckconv.families import catalog, names, schema, sizes
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
 from ckconv.families.parameters import scope_of
@@ -528,19 +528,28 @@ class PlacedTensor(NamedTuple):
         )
 
 
-def slots_of(table: SlotTable, num_layers: int) -> Iterator[tuple[Slot, int | None]]:
-    """Every slot of a model with its layer, in file order."""
+def tensors_of(path: Path, placed: Iterable[PlacedTensor]) -> dict[str, Any]:
+    """Fields of an index about tensors that are stored under canonical names."""
+    tensors = {item.canonical: item.tensor(path) for item in placed}
+    stored = tuple(item.stored(path) for item in placed)
+    return {"stored": stored, "tensors": tensors, "canonical_of": {name: (name,) for name in tensors}}
+
+
+def slots_of(table: SlotTable, num_layers: int) -> list[tuple[str, Slot, list[str]]]:
+    """Every slot of a model in file order: name, slot, canonical names in it."""
     head, layer, tail = table
-    yield from ((slot, None) for slot in head)
-    for n in range(num_layers):
-        yield from ((slot, n) for slot in layer if slot.layers is None or n in slot.layers)
-    yield from ((slot, None) for slot in tail)
+    in_layers = ((slot, n) for n in range(num_layers) for slot in layer if slot.layers is None or n in slot.layers)
+    each = (*((slot, "") for slot in head), *in_layers, *((slot, "") for slot in tail))
+    return [
+        (slot.name.replace("{n}", str(n)), slot, [part.canonical.replace("{n}", str(n)) for part in slot.parts])
+        for slot, n in each
+    ]
 
 
 def place(
     table: SlotTable,
     g: Geometry,
-    dtype_of: Callable[[Slot, int | None], DType],
+    types: Mapping[str, DType] | None,
     *,
     start: int,
     interleaved: bool,
@@ -552,6 +561,7 @@ def place(
 
     Args:
         table: the slots of one model (:func:`ckconv.formats.bump.slots.with_optional`).
+        types: by slot name; ``None``: all are FP32.
         interleaved: Q and K rows are stored with RoPE pairs as neighbors.
         family: whose norms are stored shifted, if they are.
         content: bytes of each tokenizer slot in the table, by name.
@@ -560,20 +570,18 @@ def place(
     placed: list[PlacedTensor] = []
     kinds: dict[tuple[Part, DType], _Kind] = {}
     offset = start
-    for slot, layer in slots_of(table, g.num_layers):
+    for name, slot, held in slots_of(table, g.num_layers):
         if not slot.stored:
             continue
         if slot.content:
             placed.append(_place_content(slot, offset, (content or {})[slot.name]))
             offset += placed[-1].nbytes
             continue
-        dtype = dtype_of(slot, layer)
-        name = with_layer(slot.name, layer)
-        for part in slot.parts:
+        dtype = F32 if types is None else types[name]
+        for part, canonical in zip(slot.parts, held, strict=True):
             kind = kinds.get((part, dtype)) or kinds.setdefault(
                 (part, dtype), _kind(part, dtype, g, interleaved, family, parameters or {})
             )
-            canonical = with_layer(part.canonical, layer)
             placed.append(PlacedTensor(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
             offset += kind.nbytes
     return placed

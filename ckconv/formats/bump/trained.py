@@ -126,9 +126,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         raise header.mismatch_error(faults)
     interleaved = _interleaved(document, config, family)
     g = slots.geometry(model, context=model.context_length, step=1)
-    placed = header.relocated(
-        slots.place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept
-    )
+    placed = header.relocated(slots.place(table, g, None, start=0, interleaved=interleaved, family=family), kept)
     _check_shapes(document, placed)
     _check_gaps(source, manifest, len(slots.MAGIC[4]) if wrapped else 0)
     lacking = _without_a_place(source, placed, family)
@@ -147,7 +145,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         facts["note"] = (
             f"{lacking[0]} is trained, and {an(family.name)} has no such bias: it is read as {an(other.name)}"
         )
-    found = header.tensors_of(path, placed)
+    found = slots.tensors_of(path, placed)
     return TensorIndex(
         format="bump",
         version=0,
@@ -369,7 +367,7 @@ class TrainedPlanner(BumpPlanner):
             goes_on = made and made[-1].slot == step.slot
             offset = end if goes_on else start + slots.align(end - start, ALIGNMENT)
             extent = step.target.extents[0]._replace(offset=offset)
-            made.append(step._replace(target=replace(step.target, extents=(extent,))))
+            made.append(replace(step, target=replace(step.target, extents=(extent,))))
         return made
 
     def _manifest(self, steps: list[Step], *, wrapped: bool) -> dict[str, Any]:
