@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +514,31 @@ def test_the_report_says_how_far_values_moved(tmp_path: Path, ckconv: Callable[.
     assert told["Q8_0"]["rms"] == pytest.approx(np.sqrt(np.square(moved).mean()))
 
 
+def test_of_many_values_a_sixteenth_says_how_far_they_moved(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    large = replace(SMALL, hidden=256, head_dim=64, ffn=1024)
+    source = checkpoint(tmp_path / "hf", large)
+
+    told = ckconv("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0", "--json").json["quantised"]["Q8_0"]
+
+    before = [v for v in large.tensors().values() if v.ndim > 1]
+    moved = [once(v.reshape(-1, 64)) - v.reshape(-1, 64) for v in before]
+    assert told["values"] == sum(v.size if v.size < 1 << 16 else v.size // 16 for v in before)
+    assert told["largest"] <= max(np.abs(v).max() for v in moved)
+    assert told["rms"] == pytest.approx(np.sqrt(np.mean(np.square(np.concatenate(moved)))), rel=0.03)
+
+
+@pytest.mark.parametrize("row", [0, 9])
+def test_a_value_beyond_a_type_is_found_in_each_of_many_rows(row: int) -> None:
+    """The scale of these would be infinite."""
+    values = np.full((16, 1 << 13), 1e30, np.float32)
+    values[np.arange(16) != row] = 1
+    floats, blocks = values, convert.quantize(np.minimum(values, 1), DTYPES["Q4_0"]).reshape(16, -1)
+    blocks[row, :2] = np.array([np.inf], np.float16).view(np.uint8)
+
+    with pytest.raises(UnsupportedError, match=r"values up to 1e\+30 are beyond the range of Q4_0"):
+        convert.Errors().add(DTYPES["Q4_0"], floats, blocks)
+
+
 def once(rows: np.ndarray) -> np.ndarray:
     """Through Q8_0 and back."""
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -544,6 +570,24 @@ def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(convert, "has_library", lambda: False)
 
     assert convert.quantize(rows, dtype).tobytes() == by_library.tobytes()
+
+
+def test_q8_0_is_as_libgguf_makes_it() -> None:
+    """Halves of a step, of every size that float32 has, zeros of both signs, and scales that are no normal numbers."""
+    libgguf = pytest.importorskip("libgguf")
+    steps = np.arange(-254, 255, dtype=np.float32) / 2
+    near = np.stack([steps, np.nextafter(steps, np.float32(1e9)), np.nextafter(steps, np.float32(-1e9))])
+    near = np.pad(near, ((0, 0), (0, 35))).reshape(-1, 32)
+    near[:, 0] = 127
+    powers = np.float32(2) ** np.arange(-140, 15, 5, dtype=np.float32)
+    rows = np.concatenate([*(near * power for power in powers), np.zeros((2, 32), np.float32)])
+    rows[-1, ::2] = -0.0
+    expected = np.empty((len(rows), 34), np.uint8)
+    libgguf.quantize_rows_into_raw(8, rows, expected, len(rows), 32, None)
+
+    made = convert.quantize(rows, DTYPES["Q8_0"])
+
+    assert made.tobytes() == expected.tobytes()
 
 
 @pytest.mark.needs("ggml_python")

@@ -321,7 +321,10 @@ def merged_lines(report: Report, settings: Settings) -> list[str]:
 
 def quantized_lines(plan: Plan, settings: Settings) -> list[str]:
     """How far quantizing moved values, type by type, and what made the blocks."""
-    lines = [(name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g}") for name, one in errors_of(plan).items()]
+    lines = [
+        (name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g} of {one.values:,} values")
+        for name, one in errors_of(plan).items()
+    ]
     by = {name: made_by(name) for name, _ in lines} if settings.verbose else {}
     return [f"  {name}: {text}{f', made by {by[name]}' if by.get(name) else ''}" for name, text in lines]
 

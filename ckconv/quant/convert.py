@@ -5,8 +5,8 @@ whose numbers fit) cannot change a value; the others are only ever planned when 
 reports how many values it changed.
 
 ggml's blocks are the very bytes of llama-quantize. Three libraries give them: libgguf is ggml's own code and has every
-type, ggml-python makes some of them faster, and gguf's quantizers in numpy are slower and have some. Blocks of a row
-depend on nothing outside of the row, so rows may be quantized in any order and any tile.
+type, ggml-python makes some of them faster, and gguf's quantizers in numpy are slower and have some. Q8_0 is made here.
+Blocks of a row depend on nothing outside of the row, so rows may be quantized in any order and any tile.
 """
 
 from __future__ import annotations
@@ -76,12 +76,22 @@ GGML_TYPES: dict[str, DType] = {
 SPEED = {"Q2_K": 8.0, "Q4_K": 7.0, "Q5_K": 8.0, "Q6_K": 10.0, "IQ4_XS": 3.0, "IQ4_NL": 3.0}
 
 
+Q8_0 = DTYPES["Q8_0"]
+
 #: Numbers between these have squares that float32 holds with all digits, also summed up.
 _SQUARED = (1e-15, 1e15)
 
+#: Of as many values, one row in ``_EVERY`` is decoded to say how far they moved: a sixteenth of a matrix says as much
+#: as all of it. No scale of smaller numbers than these is infinite, so that none of the others has to be looked at.
+_MANY, _EVERY, _NARROW = 1 << 16, 16, 1e4
+
 
 class Error(NamedTuple):
-    """How far quantizing moved the values of one type."""
+    """How far quantizing moved the values of one type.
+
+    Attributes:
+        values: how many were looked at.
+    """
 
     values: int
     largest: float
@@ -109,8 +119,11 @@ class Errors:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, float, float]] = {}
 
-    def add(self, dtype: DType, before: Floats, after: Floats) -> None:
-        """Note some values."""
+    def add(self, dtype: DType, before: Floats, blocks: Rows) -> None:
+        """Note values and the blocks that were made of them."""
+        if before.size >= _MANY and _largest(before) < _NARROW:
+            before, blocks = before[::_EVERY], blocks[::_EVERY]
+        after = decode(blocks, dtype)
         with np.errstate(all="ignore"):
             squares = after - before
             squares *= squares
@@ -188,6 +201,8 @@ def quantizer_of(dtype: DType) -> str:
         return ""
     from importlib.metadata import version
 
+    if dtype is Q8_0:
+        return f"numpy {np.__version__}"
     if has_library():
         return f"ggml-python {version('ggml_python')}" if _makes(dtype) else f"libgguf {version('libgguf')}"
     import gguf
@@ -211,6 +226,8 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
     _check_held(floats, most, dtype, importance)
+    if dtype is Q8_0:  # which asks for no importance
+        return _q8_0(floats)
     if has_library():
         return _by_library(np.ascontiguousarray(floats), dtype, importance)
     import gguf.quants
@@ -275,6 +292,29 @@ def _check_held(floats: Floats, most: float, dtype: DType, importance: Floats | 
     if (filled.any(axis=1) & ~filled.all(axis=1)).any():  # quantize_row_iq3_s_impl: its pointers stay behind
         text = f"{_GROUP} zeros side by side: ggml's quantizer writes other groups of IQ3_S in their place"
         raise UnsupportedError("quantize.value", text)
+
+
+def _q8_0(floats: Floats) -> Rows:
+    """Scales of 32 values, the largest by 127, and codes rounded as by ``roundf``.
+
+    ``quantize_row_q8_0_ref`` of ``ggml-quants.c``, for which compilers call that function once a value.
+    """
+    groups = np.ascontiguousarray(floats).reshape(-1, Q8_0.block)
+    # Numpy is fast along contiguous numbers: the largest are those of whole columns, which four values wide are turned.
+    columns: Floats = np.ascontiguousarray(groups.view(np.complex128).T).view(np.float32)
+    np.abs(columns, out=columns)
+    scales = np.ascontiguousarray(columns.max(axis=0).reshape(-1, 4).T).max(axis=0) / np.float32(127)
+    with np.errstate(all="ignore"):
+        exact: Floats = groups * np.where(scales > 0, np.float32(1) / scales, np.float32(0))[:, np.newaxis]
+        # Half away from zero: the number below a half is added, with the sign, and the fraction cut off.
+        halves: NDArray[np.uint32] = columns.view(np.uint32).reshape(exact.shape)
+        np.bitwise_and(exact.view(np.uint32), np.uint32(1 << 31), out=halves)
+        halves |= np.nextafter(np.float32(0.5), np.float32(0)).view(np.uint32)
+        exact += halves.view(np.float32)
+        blocks = np.empty((len(groups), Q8_0.size), np.uint8)
+        blocks[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+        blocks[:, 2:] = exact.astype(np.int8).view(np.uint8)
+    return blocks.reshape(len(floats), -1)
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
@@ -611,7 +651,7 @@ class Conversion(NamedTuple):
             floats, number = self._floats(rows[start : start + step])
             blocks = quantize(floats, self.target, how.importance if how else None, number)
             if how and how.errors and convertible(self.target, F32):
-                how.errors.add(self.target, floats, decode(blocks, self.target))
+                how.errors.add(self.target, floats, blocks)
             made.append(blocks)
             values += floats.size
         return made[0] if len(made) == 1 else np.concatenate(made), values
