@@ -248,7 +248,7 @@ def main(directory: str, gigabytes: str) -> None:
     write_gguf(place / WIDENED, widened_shape(size), widened_type, [])
     write_gguf(place / BLOCKS, quantized_shape(size / 6), quantized_type, [])
     write_gguf(place / FLOATS, quantized_shape(size / 6), widened_type, [])
-    write_gguf(place / FEW, Shape(1, 2048, 5632, 16, 4, 8_000), widened_type, [])
+    write_gguf(place / FEW, Shape(4, 2048, 5632, 16, 4, 8_000), widened_type, [])
     write_gguf(place / SHARDED, widened_shape(size * 2.6), widened_type, [])
     header = Shape(_HEADER_LAYERS, 3584, 18944, 28, 4, _TOKENS, arch="qwen2", biased=True, head=True)
     write_gguf(place / HEADER, header, quantized_type, _vocabulary(), sparse=True)

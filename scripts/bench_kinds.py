@@ -56,7 +56,7 @@ for source in sys.argv[2:]:
     ckconv.convert(source, place / Path(source).name, record=True)
 """
 _NAMES, _FLOATS, _CHECKPOINT, _MODELS = "kinds", "few.gguf", "small", "models"
-_WIDE = Shape(3, 2048, 5632, 16, 4, 8_000)
+_WIDE = Shape(6, 2048, 5632, 16, 4, 8_000)
 SPARSE, SHARDS = "sparse", "shards"
 
 
@@ -146,7 +146,7 @@ def _write_packed(place: Path) -> None:
     import packed_checkpoints as packed  # type: ignore[import-not-found]
     from checkpoints import Decoder  # type: ignore[import-not-found]
 
-    decoder = Decoder(layers=1, hidden=2048, heads=16, kv_heads=4, head_dim=128, ffn=16384, vocab=8_000)
+    decoder = Decoder(layers=3, hidden=2048, heads=16, kv_heads=4, head_dim=128, ffn=16384, vocab=8_000)
     packed.fp8_model(place / "FP8", decoder, block=(128, 128))
     packed.torchao_mx_model(place / "NVFP4", decoder, kind="nvfp4")
     packed.awq_model(place / "AWQ", decoder, group=128)
