@@ -295,7 +295,7 @@ def _check_held(floats: Floats, most: float, dtype: DType, importance: Floats | 
 
 
 def _q8_0(floats: Floats) -> Rows:
-    """Scales of 32 values, the largest by 127, and codes rounded as by ``roundf``.
+    """The largest of 32 values by 127, and codes rounded by ``roundf``.
 
     ``quantize_row_q8_0_ref`` of ``ggml-quants.c``, for which compilers call that function once a value.
     """
