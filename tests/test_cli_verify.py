@@ -582,7 +582,7 @@ def test_a_file_is_compared_with_what_is_its_own_beside_it(
     [
         ({"attention.key_length": 8, "attention.value_length": 8}, ""),
         ({"attention.value_length": 16}, "granite.attention.value_length = 16"),
-        ({"attention.value_length": 8.0}, "granite.attention.value_length is 8.0 (f32), 8 (u32) is meant"),
+        ({"attention.value_length": 8.0}, "granite.attention.value_length is 8.0 (f32); expected 8 (u32)"),
         ({"rope.freq_base": 5e5}, "rope_theta is 500000.0, 10000.0 in the source"),
         ({"/general.file_type": 0}, ""),
     ],

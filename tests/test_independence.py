@@ -1959,7 +1959,7 @@ def test_a_value_is_set_wherever_a_document_says_it(wrong: bool, tmp_path: Path)
     asked = str(source), f"{tmp_path}/out/", "--to", "hf", "--set-meta", "rope_theta=7.0"
     with broken("_Edits._there", touched(lambda found: found[:1]) if wrong else lambda real: real):
         status, printed = command("convert", *asked)
-    assert (status, "7.0 is meant" in printed) == (5 if wrong else 0, wrong), printed
+    assert (status, "expected 7.0" in printed) == (5 if wrong else 0, wrong), printed
 
 
 def test_a_part_of_a_head_in_other_digits_is_no_fault(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_eight_bits_of_bfloat16_are_as_far_as_their_scales(tmp_path: Path, ckcon
 def test_verify_with_another_type_says_what_is_another(tmp_path: Path, ckconv) -> None:
     ckconv("convert", GPT2, f"{tmp_path}/out/", "--to", "mlx", "--quantize", "affine:4:32")
     found = ckconv("verify", tmp_path / "out", GPT2, "--quantize", "mxfp4")
-    assert (found.code, "'quantization.mode' is 'affine', 'mxfp4' is meant" in found.err) == (5, True)
+    assert (found.code, "'quantization.mode' is 'affine'; expected 'mxfp4'" in found.err) == (5, True)
 
 
 def test_a_restored_source_is_verified_against_what_was_rounded(tmp_path: Path, ckconv) -> None:

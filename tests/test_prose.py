@@ -70,6 +70,18 @@ def test_the_linter_refuses_what_it_is_for() -> None:
     assert [*faults("Return the byte ranges of a tensor.")] == []
 
 
+def test_no_message_has_a_private_word() -> None:
+    """Texts of several words that are no docstrings: messages, hints, notes, help."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        documented = [n for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef) and n.body]
+        told = {id(n.body[0].value) for n in documented if isinstance(n.body[0], ast.Expr)}
+        texts = [n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told]
+        found += [f"{path.name}: {n.value}" for n in texts if " " in str(n.value) and PRIVATE.search(str(n.value))]
+    assert found == []
+
+
 def test_a_function_that_says_yes_or_no_says_to_what() -> None:
     functions = [n for p in PACKAGE.rglob("*.py") for n in ast.walk(ast.parse(p.read_text())) if _answers(n)]
     assert [node.name for node in functions if not ANSWERS.match(ast.get_docstring(node) or "Whether")] == []

@@ -128,7 +128,7 @@ def test_a_document_that_changes_while_tensors_are_written_is_what_is_compared(
 
     done = ckconv("convert", fixtures / "hf/llama-tied-bf16", f"{tmp_path}/out/", "--to", "mlx", "-q")
 
-    assert (done.code, "'bos_token_id' is 7, 1 is meant" in done.err) == (5, True), done.err
+    assert (done.code, "'bos_token_id' is 7; expected 1" in done.err) == (5, True), done.err
     assert not (tmp_path / "out").exists()
 
 

@@ -117,7 +117,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in first]
     lines += _rest(len(found.facts), settings)
     if found.unknown:
-        lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
+        lines.append(f"  only the tensors can be compared: {found.unknown}")
     if found.uncompared:
         lines.append(f"  not compared, as only one format or model has words for it: {', '.join(found.uncompared)}")
     if any(name.startswith(("MLX", "affine", "mxfp", "nvfp")) for _, *names in found.retyped for name in names):

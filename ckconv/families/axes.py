@@ -93,7 +93,7 @@ class _Reader:
         token = self._next()
         if token != "(":
             if token in ")|":
-                raise AxesError(f"{self._text!r}: {token!r} without what it belongs to")
+                raise AxesError(f"{self._text!r}: a letter or ( expected, {token!r} found")
             return token
         parts: list[list[Term]] = [[]]
         while (ahead := self._peek()) != ")":

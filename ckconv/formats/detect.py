@@ -24,7 +24,7 @@ from ckconv.io.files import ByteSource, open_source, readable, remembered
 #: Names of files in a directory that may hold a model, which reads as another one.
 _PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*[_-]model_states.pt", "latest")
 
-_TURNED = "the source is big-endian: it is read with its bytes turned around, and outputs are little-endian"
+_TURNED = "the source is big-endian: it is read with the bytes of each number reversed, and outputs are little-endian"
 
 #: The file of a pipeline of diffusers that lists its models.
 _PIPELINE = "model_index.json"

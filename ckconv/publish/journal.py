@@ -219,7 +219,7 @@ class Journal:
                 if place == self.take[0] and not last:
                     raise OSError(errno.EBUSY, "it was not restored, because new files are beside it")
                 if _status(self.here, place) is not None:
-                    raise OSError(errno.EEXIST, "another one was made meanwhile")
+                    raise OSError(errno.EEXIST, "another file of this name was made in the meantime")
                 with within(self._replaced, place) as (kept, name), within(self.here, place) as (here, _):
                     kept.move(name, here, name)
                 told.append(f"{path} had been removed by a run that was killed; it is restored")

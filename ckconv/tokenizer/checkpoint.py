@@ -500,7 +500,7 @@ def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
         if not isinstance(token, str):
             raise Inexact("tokenizer.json has an added token without content")
         if type(number) is not int or number < 0:
-            raise Inexact(f"token {token!r} has the id {number!r} (tokenizer.json)")
+            raise Inexact(f"token {token!r} has the id {number!r}, no whole number (tokenizer.json)")
         if token:
             yield _Listed(token, item.get("special") is True, number, item)
 

@@ -352,7 +352,7 @@ def filled(by_id: Mapping[int, tuple[str, int]], vocab_size: int) -> list[tuple[
 def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: int, vocab_size: int) -> int:
     check_text(token)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise Inexact(f"token {token!r} has the id {number!r} (tokenizer.json)")
+        raise Inexact(f"token {token!r} has the id {number!r}, no whole number (tokenizer.json)")
     if number >= vocab_size:
         raise Inexact(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
     there = by_id.get(number)
@@ -799,10 +799,10 @@ def _unigram_scores(vocab: object) -> dict[str, float]:
     for pair in pairs:
         piece, score = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
         if not isinstance(piece, str) or isinstance(score, bool) or not isinstance(score, int | float):
-            raise Inexact("its vocabulary is no list of pieces and scores (tokenizer.json)")
+            raise Inexact("its vocabulary is not a list of pieces and scores (tokenizer.json)")
         if not math.isfinite(score):
             raise Inexact(f"the score of {piece!r} is no number (tokenizer.json)")
         scores[piece] = float(score)
     if len(scores) < len(pairs) or not scores:
-        raise Inexact("its vocabulary has a piece twice, or none (tokenizer.json)")
+        raise Inexact("its vocabulary is empty, or has a piece twice (tokenizer.json)")
     return scores

@@ -85,10 +85,10 @@ class Fact(NamedTuple):
 
     def __str__(self) -> str:
         if self.meant is None:
-            return f"{self.name} is {self.mine}, although nothing says so"
+            return f"{self.name} is {self.mine}; expected none"
         if self.mine is None:
-            return f"{self.name} is missing, {self.meant} is meant"
-        return f"{self.name} is {self.mine}, {self.meant} is meant"
+            return f"{self.name} is missing; expected {self.meant}"
+        return f"{self.name} is {self.mine}; expected {self.meant}"
 
 
 @cache

@@ -685,7 +685,7 @@ def _model(value: Any, path: Path) -> Any:
     if len(held) > 1 or (held and any(isinstance(each, View) for each in within.values())):
         places = [f"under {quoted(str(key))}" for key in held]
         where = ", ".join(places if len(places) > 1 else [*places, "tensors beside it"])
-        message, hint = f"holds several models: {where}", "save the one that is meant alone"
+        message, hint = f"holds several models: {where}", "save one of them alone"
         raise UnsupportedError("pt.content", message, path=path, hint=hint)
     found = within[held[0]] if held and held[0] in CONTAINERS else value
     if found is not value and value.get("param_shapes") and not all(0 not in view.shape for view in found.values()):
