@@ -50,7 +50,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 LAYOUTS = FIXTURES / "tokenizers/layouts"
 
 #: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
-READS = r"conversion/write:((Growing|Progress)\..+|compare\.<locals>\..+)"
+READS = r"conversion/write:((GrowingOutput|Progress)\..+|compare\.<locals>\..+)"
 
 #: Told the function that has the bug, what stands in its place.
 Bug = Callable[[Callable[..., Any]], Callable[..., Any]]
