@@ -65,7 +65,10 @@ def plain_item(stored: StoredTensor) -> Item:
 
 
 class Canonical(NamedTuple):
-    """Canonical tensors of a file, and stored tensors without a row."""
+    """Canonical tensors of a file, and stored tensors without a row.
+
+    The fields are those of an index.
+    """
 
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]

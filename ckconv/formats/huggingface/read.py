@@ -700,7 +700,10 @@ def index_checkpoint(
     of_whole = [one for one in canonical.unknown if one.name.startswith(_SPEAKING)] if whole else []
     speaking = [DroppedTensor(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
     gone = {item.stored.name for item in speaking}
-    unknown = [one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown
+    canonical = canonical._replace(
+        dropped=(*canonical.dropped, *found.dropped, *speaking),
+        unknown=[one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown,
+    )
     index = TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,
@@ -709,10 +712,7 @@ def index_checkpoint(
         architecture=architecture,
         config=model,
         stored=checkpoint.tensors,
-        tensors=canonical.tensors,
-        canonical_of=canonical.canonical_of,
-        dropped=(*canonical.dropped, *found.dropped, *speaking),
-        unknown=unknown,
+        **canonical._asdict(),
         metadata_kind=MetadataKind.DOCUMENT,
         metadata=_metadata(checkpoint),
         facts=_facts(checkpoint, config, found.words),
@@ -945,10 +945,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         index,
         config=None,
         stored=tuple(beside),
-        tensors={**found.tensors, **embedded},
-        canonical_of=found.canonical_of,
-        dropped=found.dropped,
-        unknown=found.unknown,
+        **found._replace(tensors={**found.tensors, **embedded})._asdict(),
         packed={},
         side_files=(),
         facts={**index.facts, "kind": "mmproj"},

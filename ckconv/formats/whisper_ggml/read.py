@@ -194,10 +194,7 @@ def _index(path: Path, source: ByteSource) -> TensorIndex:
         architecture=family.model_type,
         config=config,
         stored=stored,
-        tensors=canonical.tensors,
-        canonical_of=canonical.canonical_of,
-        dropped=canonical.dropped,
-        unknown=canonical.unknown,
+        **canonical._asdict(),
         metadata_kind=MetadataKind.DOCUMENT,
         metadata=document,
         facts={
