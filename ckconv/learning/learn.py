@@ -136,26 +136,24 @@ def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> fl
     limit = max((_CLOSE[tensor.dtype.name] for index in (checkpoint, model) for tensor in open_index(index).stored
                  if tensor.dtype.name in _CLOSE and len(tensor.shape) > 1), default=None)  # fmt: skip
     if limit is None:
-        raise InputError(
-            "learn.logits",
-            f"the pair has no matrix of {', '.join(_CLOSE)}: how far apart its logits may be is not known",
-            path=model,
-            hint=_NO_LOGITS,
+        raise _fault(
+            f"the pair has no matrix of {', '.join(_CLOSE)}: how far apart its logits may be is not known", model
         )
     ours = _rows("transformers", checkpoint, folder, tokens)
     theirs = _rows("llama_cpp", model, folder, tokens)
     if ours.shape != theirs.shape:
         message = f"transformers has logits {list(ours.shape)}, llama.cpp {list(theirs.shape)}"
-        raise InputError("learn.logits", message, path=model)
+        raise _fault(message, model, None)
     off = float(np.abs(ours - theirs).max() / np.abs(ours).max())
     if not off <= limit:
-        raise InputError(
-            "learn.logits",
-            f"logits of llama.cpp and transformers are {off:.2g} of the largest apart; {limit:g} at most expected",
-            path=model,
-            hint="--check pair writes the file, which says that nobody measured what llama.cpp computes",
-        )
+        message = f"logits of llama.cpp and transformers are {off:.2g} of the largest apart; {limit:g} at most expected"
+        hint = "--check pair writes the file, which says that nobody measured what llama.cpp computes"
+        raise _fault(message, model, hint)
     return off
+
+
+def _fault(message: str, model: str | Path, hint: str | None = _NO_LOGITS) -> InputError:
+    return InputError("learn.logits", message, path=model, hint=hint)
 
 
 def _rows(library: str, model: Path, folder: Path, tokens: list[int]) -> np.ndarray:
@@ -184,12 +182,7 @@ def _ask(act: str, asked: Mapping[str, Any]) -> Any:
     if not said:
         return found
     name = "llama.cpp" if act == "llama_cpp" else "transformers"
-    raise InputError(
-        "learn.logits",
-        f"{name} does not compute it: {said}",
-        path=asked["model"],
-        hint=_NO_LOGITS,
-    )
+    raise _fault(f"{name} does not compute it: {said}", asked["model"])
 
 
 def _made(family: Path, pair: Pair, made: Path) -> Mapping[str, tuple[Any, Any]]:
