@@ -41,6 +41,8 @@ class Kind(enum.Enum):
     BLOCK = "block"
     OPAQUE = "opaque"
 
+    __hash__ = object.__hash__  # Enum's is no built-in one, and every type that is looked up in a table asks for it
+
 
 class DType(NamedTuple):
     """Type of stored elements: ``block`` of them take ``size`` bytes."""
