@@ -257,13 +257,13 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]
     return made
 
 
-def read(path: Path, age: str = "april") -> Bump:
+def read(path: Path, release: str = "april") -> Bump:
     """A bump 5 file, or one of layout D of version 4, with its manifest beside it."""
     manifest = json.loads((path.parent / "weights_manifest.json").read_text())
     config = manifest["config"]
     own = manifest.get("template") or {}
     template = merged({"kernels": {"rope_qk": CIRCUITS[own.get("name") or config["model"]].rope_qk}}, own)
-    if age == "april" and config.get("rope_layout"):
+    if release == "april" and config.get("rope_layout"):
         template = merged(template, {"kernels": {"rope_qk": APRIL_KERNELS[config["rope_layout"]]}})
     entries = {e["name"]: (e["dtype"], e["file_offset"], e["size"]) for e in manifest["entries"]}
     return Bump(config, template, entries, path.read_bytes())
@@ -285,9 +285,9 @@ def read_trained(path: Path) -> Bump:
     return Bump(config, {"kernels": {"rope_qk": CIRCUITS[config["model"]].rope_qk}}, entries, path.read_bytes())
 
 
-def logits(path: Path, prompt: tuple[int, ...], age: str = "april") -> np.ndarray:
-    """``[positions, vocabulary]`` of a file, by the engine of an age: ``april`` or ``july``."""
-    return computed(read(path, age), prompt)
+def logits(path: Path, prompt: tuple[int, ...], release: str = "april") -> np.ndarray:
+    """``[positions, vocabulary]`` of a file, by the engine of a release: ``april`` or ``july``."""
+    return computed(read(path, release), prompt)
 
 
 def computed(bump: Bump, prompt: tuple[int, ...]) -> np.ndarray:

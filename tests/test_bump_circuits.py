@@ -75,9 +75,9 @@ def dropped(source: Path) -> dict[str, Any]:
     return {"drop": ("model.visual.*",)} if pictures else {}
 
 
-def bump_of(source: Path, folder: Path, age: str = "july", **options: Any) -> Path:
+def bump_of(source: Path, folder: Path, release: str = "july", **options: Any) -> Path:
     options = dropped(source) | options
-    asked = Options(**{"bump_version": 5, "source_record": False, "engine": age, **options})
+    asked = Options(**{"bump_version": 5, "source_record": False, "engine": release, **options})
     ckconv.convert(source, f"{folder}/bump/", to="bump", options=asked)
     return folder / "bump" / "weights.bump"
 
@@ -233,7 +233,7 @@ def test_april_computes_the_first_token_of_qwen3vl_only(tmp_path: Path) -> None:
     assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
 
 
-def test_biases_beside_floats_are_refused_without_a_hint_at_an_age_that_has_no_template(tmp_path: Path) -> None:
+def test_biases_beside_floats_are_refused_without_a_hint_at_an_release_that_has_no_template(tmp_path: Path) -> None:
     source = checkpoint("glm4-biases", tmp_path / "source")
     with pytest.raises(CkconvError, match="adds a bias beside a float matrix twice") as caught:
         bump_of(source, tmp_path)
@@ -246,7 +246,7 @@ def test_april_has_no_template_for_glm4(tmp_path: Path) -> None:
     assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
 
 
-def test_an_age_that_refuses_the_model_itself_is_no_way_out(tmp_path: Path) -> None:
+def test_an_release_that_refuses_the_model_itself_is_no_way_out(tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match="the engine of April 2026 computes qwen35 wrong") as caught:
         bump_of(checkpoint("qwen3_5-grouped_value_heads", tmp_path / "source"), tmp_path, "april")
     assert (caught.value.exit_code, caught.value.hint) == (4, None)
@@ -349,7 +349,7 @@ def test_entries_and_configuration_of_qwen35(tmp_path: Path) -> None:
     ("name", "options", "why"),
     [
         ("qwen3_5-grouped_value_heads", {}, "takes heads of keys for those of values"),
-        ("qwen3_5-tied", {"age": "april"}, "April 2026 computes qwen35 wrong: only token by token"),
+        ("qwen3_5-tied", {"release": "april"}, "April 2026 computes qwen35 wrong: only token by token"),
         ("qwen3_5-tied", {"bump_version": 4}, "bump 4 has no place for the layers"),
     ],
 )

@@ -55,7 +55,7 @@ def recorded(case: Case) -> Any:
     return family_cases.recording(case.family)[case.name]
 
 
-def converted(name: str, folder: Path, age: str = "april", through: str = "hf") -> Path:
+def converted(name: str, folder: Path, release: str = "april", through: str = "hf") -> Path:
     """A bump 5 file without its record, made of a checkpoint by way of another format."""
     source = family_cases.checkpoint(recorded(CASES[name]), folder / "source")
     if through != "hf":
@@ -63,16 +63,16 @@ def converted(name: str, folder: Path, age: str = "april", through: str = "hf") 
         made.parent.mkdir(exist_ok=True)
         ckconv.convert(source, f"{made}" if through == "gguf" else f"{made}/", to=through)
         source = made
-    options = ckconv.Options(engine=age, source_record=False)
+    options = ckconv.Options(engine=release, source_record=False)
     ckconv.convert(source, f"{folder}/bump/", to="bump", options=options)
     return folder / "bump" / "weights.bump"
 
 
-def off(name: str, path: Path, age: str) -> float:
+def off(name: str, path: Path, release: str) -> float:
     """How far the file's logits are from transformers', as a part of their standard deviation."""
     case = CASES[name]
     wanted = np.array(recorded(case)["logits"], np.float32)
-    found = family_cases.kept(case, bump_engine.logits(path, case.tokens, age))
+    found = family_cases.kept(case, bump_engine.logits(path, case.tokens, release))
     return float(np.abs(found - wanted).max() / wanted.std())
 
 
@@ -183,25 +183,25 @@ def expected_config(name: str, engines: list[str]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("age", ["april", "july"])
+@pytest.mark.parametrize("release", ["april", "july"])
 @pytest.mark.parametrize("name", HELD)
-def test_entries_and_configuration_are_the_computed_ones(name: str, age: str, tmp_path: Path) -> None:
-    if (name, age) == ("seed_oss-bfloat16", "july"):
+def test_entries_and_configuration_are_the_computed_ones(name: str, release: str, tmp_path: Path) -> None:
+    if (name, release) == ("seed_oss-bfloat16", "july"):
         with pytest.raises(UnsupportedError, match="adds a bias beside a float matrix twice"):
-            converted(name, tmp_path, age)
+            converted(name, tmp_path, release)
         return
-    path = converted(name, tmp_path, age)
+    path = converted(name, tmp_path, release)
     manifest, data = json.loads(path.with_name("weights_manifest.json").read_text()), path.read_bytes()
     entries = [
         (e["name"], e["dtype"], data[e["file_offset"] : e["file_offset"] + e["size"]])
         for e in manifest["entries"]
         if not e["name"].startswith("vocab_")
     ]
-    assert entries == expected_entries(name, bf16=age == "july")
+    assert entries == expected_entries(name, bf16=release == "july")
     bf16 = any(dtype == "bf16" for _, dtype, _ in entries)
     biased = CASES[name].family == "seed_oss"
-    ages = ["july"] if bf16 else ["april"] if biased else ["april", "july"]
-    assert manifest["config"] == expected_config(name, ages)
+    releases = ["july"] if bf16 else ["april"] if biased else ["april", "july"]
+    assert manifest["config"] == expected_config(name, releases)
     assert "template" not in manifest
 
 

@@ -26,10 +26,10 @@ DTYPES = st.sampled_from(["f32", "f16", "bf16"])
 
 
 class Way(NamedTuple):
-    """Versions of bump and ages of the engine that hold a family."""
+    """Versions of bump and releases of the engine that hold a family."""
 
     versions: tuple[int, ...]
-    ages: tuple[str, ...]
+    releases: tuple[str, ...]
 
 
 WAYS = {
@@ -152,16 +152,16 @@ def test_a_checkpoint(family: str) -> None:
         hybrids() if family == "qwen35" else decoders(family),
         DTYPES,
         st.sampled_from(way.versions),
-        st.sampled_from(way.ages),
+        st.sampled_from(way.releases),
         st.booleans(),
     )
     @PATIENT
-    def comes_back(made: Checkpoint, dtype: str, version: int, age: str, record: bool) -> None:
+    def comes_back(made: Checkpoint, dtype: str, version: int, release: str, record: bool) -> None:
         config, tensors = made
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             source = save(folder / "hf", config, stored(tensors, dtype)[0])
-            there = Options(bump_version=version, engine=age, source_record=record)
+            there = Options(bump_version=version, engine=release, source_record=record)
             ckconv.convert(source, f"{folder}/b/", to="bump", options=there)
             back, recorded = folder / "back", Options(source_record=record)
             ckconv.convert(folder / "b" / "weights.bump", f"{back}/", to="safetensors", options=recorded)

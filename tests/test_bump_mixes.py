@@ -1,6 +1,6 @@
-"""Types that an age of the engine does not compute beside each other in a layer are refused, and the hint helps.
+"""Types that a release of the engine does not compute beside each other in a layer are refused, and the hint helps.
 
-What is right was run: logits of the engines of both ages, by decoding and by prefill, against the entries' values.
+What is right was run: logits of the engines of both releases, by decoding and by prefill, against the entries' values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from models import Model
 from quantized_models import MODELS
 
 import ckconv as library
-from ckconv.formats.bump.ages import table_of_mixes
+from ckconv.formats.bump.releases import table_of_mixes
 
 FLAG = re.compile(r"(?:--(?:decode|quantize) '?[^' ]+'?|--dequantize|--engine \w+)")
 
@@ -119,7 +119,7 @@ def test_a_template_may_need_all_logits_for_another_head(name: str, needed: bool
 def test_a_head_of_its_own_may_be_of_any_type_that_layers_have(
     arch: str, kind: str, whose: str, tmp_path: Path, ckconv
 ) -> None:
-    """Run in both ages: 6 to 12 %; of the last position alone one of them computes something else after a prompt."""
+    """Run in both: 6 to 12 %; of the last position alone one of them computes something else after a prompt."""
     norms = {"head_dim": 64, "qk_norm": True} if arch == "qwen3" else {}
     source = Model(arch=arch, hidden=256, ffn=256, head="own", **norms).write(tmp_path / "m.gguf")
     made = ckconv("convert", source, tmp_path / "m.bump", "--quantize", f"q8_0,output.weight={kind}")
@@ -214,7 +214,7 @@ def test_july_has_one_kind_of_blocks_in_attention_of_nemotron_h(
         assert (again.code, "computed right by the engine of July 2026" in again.out) == (0, True)
 
 
-def test_a_file_that_says_more_ages_than_are_right_is_inspected_as_what_it_is(tmp_path: Path, ckconv) -> None:
+def test_a_file_that_says_more_releases_than_are_right_is_inspected_as_what_it_is(tmp_path: Path, ckconv) -> None:
     """As 0.3.0 wrote it."""
     source = mixed("llama", "Q8_0 Q8_0 Q6_K").write(tmp_path / "m.gguf")
     asked = library.Options(engine="july", bump_version=4, source_record=False)

@@ -1,6 +1,6 @@
-"""Every family that goes to bump 5 in an age of the engine has entries and a configuration that are expected by hand.
+"""Every family that goes to bump 5 in a release has entries and a configuration that are expected by hand.
 
-The pairs are those of the family files and of the ages. Sources are GGUFs of the gguf package; entries are packed by
+The pairs are those of family files and of releases. Sources are GGUFs of the gguf package; entries are packed by
 :mod:`bump5_expected`, configurations are written from the keys of the GGUF. Families with layers of their own have
 their entries in :mod:`test_bump_quantized`, those that are written as others theirs in :mod:`test_bump_families`.
 """
@@ -22,16 +22,16 @@ from test_bump_families import HELD
 
 import ckconv
 from ckconv import Options
-from ckconv.formats.bump.ages import table_of_families
+from ckconv.formats.bump.releases import table_of_families
 
 BOTH = ["april", "july"]
 
 
 class Pair(NamedTuple):
-    """A model of a family for an age.
+    """A model of a family for a release.
 
     Attributes:
-        engines: ages that the file is for.
+        engines: releases that the file is for.
         own: keys of the configuration besides those of every family.
         packed: its entries are those of a llama and its like.
         kept: floats that stay as they are.
@@ -83,7 +83,7 @@ PAIRS = {
 }
 
 #: Pairs whose configuration is expected elsewhere: families as others', and those with entries of their own.
-ELSEWHERE = {(name.partition("-")[0], age) for name in HELD for age in BOTH} | {("nemotron_h", "july")}
+ELSEWHERE = {(name.partition("-")[0], release) for name in HELD for release in BOTH} | {("nemotron_h", "july")}
 
 
 def config_of(path: Path, pair: Pair) -> dict[str, Any]:
@@ -120,11 +120,11 @@ def config_of(path: Path, pair: Pair) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("family", "age"), PAIRS)
-def test_entries_and_configuration_are_the_expected_ones(family: str, age: str, tmp_path: Path) -> None:
-    pair = PAIRS[family, age]
+@pytest.mark.parametrize(("family", "release"), PAIRS)
+def test_entries_and_configuration_are_the_expected_ones(family: str, release: str, tmp_path: Path) -> None:
+    pair = PAIRS[family, release]
     source = pair.model.write(tmp_path / "m.gguf")
-    ckconv.convert(source, tmp_path / "m.bump", options=Options(bump_version=5, engine=age, source_record=False))
+    ckconv.convert(source, tmp_path / "m.bump", options=Options(bump_version=5, engine=release, source_record=False))
 
     manifest = json.loads((tmp_path / "weights_manifest.json").read_text())
     assert manifest["config"] == config_of(source, pair)
@@ -152,8 +152,11 @@ def test_biases_of_a_seed_oss_stay_beside_blocks(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "weights_manifest.json").read_text())["entries"] == entries
 
 
-def test_no_pair_of_family_and_age_is_without_expectations() -> None:
+def test_no_pair_of_family_and_release_is_without_expectations() -> None:
     there = {
-        (family, age) for family, (_, said) in table_of_families().items() for age in said if said[age] != "refused"
+        (family, release)
+        for family, (_, said) in table_of_families().items()
+        for release in said
+        if said[release] != "refused"
     }
     assert there == PAIRS.keys() | ELSEWHERE

@@ -28,9 +28,9 @@ from ckconv.errors import CkconvError
 PINS = "required_numerical_contracts"
 
 
-def bump_of(name: str, folder: Path, age: str = "july") -> Path:
+def bump_of(name: str, folder: Path, release: str = "july") -> Path:
     source = MODELS[name].write(folder / "m.gguf")
-    asked = Options(bump_version=5, source_record=False, engine=age)
+    asked = Options(bump_version=5, source_record=False, engine=release)
     ckconv.convert(source, f"{folder}/bump/", to="bump", options=asked)
     return folder / "bump" / "weights.bump"
 
@@ -192,12 +192,14 @@ def test_nemotron_h_comes_back_as_a_checkpoint(tmp_path: Path) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("age", ["april", "july"])
-def test_blocks_that_nemotron_h_was_not_run_with_are_refused(age: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["april", "july"])
+def test_blocks_that_nemotron_h_was_not_run_with_are_refused(release: str, tmp_path: Path) -> None:
     source = MODELS["nemotron_h-q4_k"]._replace(types={"token_embd": Q.Q6_K, "output.weight": Q.Q6_K, "": Q.Q5_K})
-    why = "only, and layer.0.mamba_in_proj is Q5_K" if age == "july" else "April 2026 has no template for nemotron_h"
+    why = (
+        "only, and layer.0.mamba_in_proj is Q5_K" if release == "july" else "April 2026 has no template for nemotron_h"
+    )
     with pytest.raises(CkconvError, match=why) as caught:
         ckconv.convert(
-            source.write(tmp_path / "m.gguf"), tmp_path / "m.bump", options=Options(bump_version=5, engine=age)
+            source.write(tmp_path / "m.gguf"), tmp_path / "m.bump", options=Options(bump_version=5, engine=release)
         )
     assert caught.value.exit_code == 4

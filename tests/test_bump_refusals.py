@@ -1,6 +1,6 @@
 """Families that the engine computes wrong, does not build or does not convert: each is refused for a reason of its own.
 
-The table is what was run, in the age where it is best; figures are of the logits' standard deviation.
+The table is what was run, in the release where it is best; figures are of the logits' standard deviation.
 """
 
 from __future__ import annotations

@@ -543,13 +543,13 @@ def test_flags_that_a_model_gives_no_occasion_for_change_nothing(
 
 def test_report(source: Path, tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3")
-    first, second, ages, third, last = result.out.splitlines()
+    first, second, releases, third, last = result.out.splitlines()
     assert result.err == ""
     assert first.startswith(f"{tmp_path / 'm.bump'}  bump v3  ")
     assert first.endswith(" 20 tensors from m.gguf (llama, 2 layers)")
     assert second.startswith("  copied 20 byte for byte (4 of them in split RoPE row order")
     assert second.endswith("dropped 0")
-    assert ages == "  note: computed right by the engine of January 2026 and of April 2026"
+    assert releases == "  note: computed right by the engine of January 2026 and of April 2026"
     assert third == "  beside it: config.json, m.bump.source.zip"
     assert last.startswith("  verified 20/20   payload sha256 ")
 

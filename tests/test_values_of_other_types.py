@@ -110,7 +110,7 @@ def test_a_factor_of_a_family_is_one_number(value: object, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("engines", [[["a"]], [{}], [None, 1], "july", 3])
-def test_ages_of_the_engine_that_are_no_words_are_none(engines: object, tmp_path: Path) -> None:
+def test_releases_of_the_engine_that_are_no_words_are_none(engines: object, tmp_path: Path) -> None:
     built = build("D", version=5, bias=True, metadata={"config": {**CONFIG, "ckconv_engines": engines}})
 
     assert package.open_model(built.write(tmp_path)).index.facts["engines"] is None

@@ -16,7 +16,7 @@ import numpy as np
 
 INITIALIZED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
 
-#: Where the data of a wrapped file begins, by the age of the engine: April's v7, July's v8.
+#: Where the data of a wrapped file begins, by the release of the engine: April's v7, July's v8.
 WRAPPED = {"april": 152, "july": 128}
 
 

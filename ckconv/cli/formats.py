@@ -44,7 +44,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     from ckconv.core.layouts import DTYPES, Kind
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
-    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
+    from ckconv.formats.bump.releases import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
     from ckconv.formats.destination import kept_types
     from ckconv.quant.convert import decodable
 
@@ -97,8 +97,8 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
                     for name, (template, said) in table_of_families().items()
                 ],
                 "bump5_mixes": [
-                    {"engine": age, "template": circuit or None, "refused": what}
-                    for age, circuit, what in table_of_mixes()
+                    {"engine": release, "template": circuit or None, "refused": what}
+                    for release, circuit, what in table_of_mixes()
                 ],
                 "types": [
                     {
@@ -111,7 +111,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
                         "bump_v4": t.bump_v4,
                         "bump3_engine_loads": t.name in LOADED_BY_V3,
                         "bump5_engine_computes": t.name in COMPUTED,
-                        "engines": {age: words[t.name] or None for age, words in engines.items()},
+                        "engines": {release: words[t.name] or None for release, words in engines.items()},
                         "decodes": decodable(t) or t.kind is Kind.FLOAT,
                     }
                     for t in DTYPES.values()
@@ -142,7 +142,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         "",
         f"  {'type':<12}{'block':>6}{'bytes':>7}{'ggml':>6}"
         f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  --engine "
-        + "".join(f"{age:<18}" for age in engines).rstrip(),
+        + "".join(f"{release:<18}" for release in engines).rstrip(),
     ]
     for t in DTYPES.values():
         cells = ("-" if value is None else str(value) for value in (t.ggml, t.safetensors, t.bump_v3, t.bump_v4))
@@ -152,9 +152,9 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
             f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}           {words}".rstrip()
         )
     lines += ["", "bump 5, refused in one layer, by --engine"]
-    lines += [f"  {age:<8} {circuit or 'all others':<12} {what}" for age, circuit, what in table_of_mixes()]
+    lines += [f"  {release:<8} {circuit or 'all others':<12} {what}" for release, circuit, what in table_of_mixes()]
     lines += ["", "bump 5 by family: the types of matrices that were run, by --engine"]
     for name, (template, said) in table_of_families().items():
         lines.append(f"  {name:<10} as {template}")
-        lines += [f"    {age:<8} {what}" for age, what in said.items()]
+        lines += [f"    {release:<8} {what}" for release, what in said.items()]
     print_report_lines(lines, settings_of(context))

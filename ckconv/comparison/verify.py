@@ -37,7 +37,7 @@ from ckconv.families.adapters import parted
 from ckconv.families.catalog import asks_target, drafter_of, layers_behind, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import detect, format_of, hazards, load
-from ckconv.formats.bump.ages import DEFAULT
+from ckconv.formats.bump.releases import DEFAULT
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.model import seen_alike
@@ -328,9 +328,9 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     if kept and source is not None and kept.record.format != format_of(source.format).name:
         # The record of a bump file that was made of another one has the types that were asked for either of them.
         options = replace(options, dtype="engine", quantize="", dequantize=False, decode=())
-    ages = str(out.facts.get("engines") or DEFAULT).split(", ")
-    if not options.engine and DEFAULT not in ages:
-        options = replace(options, engine=ages[0])  # the file says for which it is
+    releases = str(out.facts.get("engines") or DEFAULT).split(", ")
+    if not options.engine and DEFAULT not in releases:
+        options = replace(options, engine=releases[0])  # the file says for which it is
     sums = check_sums(out, opened, digest_of)
     return Proofs(records[0] if records else None, sums, options)
 

@@ -49,8 +49,8 @@ class Options:
         created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
         trainable: ``headerless`` or ``wrapped``: a bump file that the engine trains, or the same for inference; empty
             for one that it only computes.
-        engine: the age of C-Kernel-Engine that a bump file is for: ``january``, ``april`` or ``july``; empty for
-            April's rules and no age in particular.
+        engine: the release of C-Kernel-Engine that a bump file is for: ``january``, ``april`` or ``july``; empty for
+            April's rules and no release in particular.
         dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``; empty for that of the engine, or ``v3``.
         file_name: what the user calls the output file; empty where the output is a directory or standard output,
             and files have the names that the format's readers look for.

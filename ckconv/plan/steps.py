@@ -369,7 +369,7 @@ class Plan:
         refusals: reasons not to do it; nothing may be written if there is one.
         notes: facts worth a line in the report.
         rope_layout: ``split`` or ``interleaved`` rows in the output, empty for a model without RoPE.
-        engines: ages of the engine that compute the output right, where a format's engine has ages.
+        engines: releases of the engine that compute the output right, where a format's engine has releases.
         alternative: the flag with which the model can be held, where this target refuses it.
         contents: makes everything in and beside the files but their tensors, when it is needed: files of the source
             are read for it, and a tokenizer is decoded.

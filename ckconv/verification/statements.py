@@ -546,18 +546,18 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 
 
 def _of_new_engine_file(out: TensorIndex, options: Options, content: Callable[[], Content]) -> Iterator[Fact]:
-    """Faults of the engine's ages, and of what its runner fills in later."""
+    """Faults of the engine's releases, and of what its runner fills in later."""
     table, file = needed()["engine"], "weights_manifest.json"
     files = content().files if out.metadata_kind is MetadataKind.OWN else {}
     document = json.loads(files.get(file, "{}"))
     for key in table["later"]:
         if document.get(key) is not None:
             yield Fact(key, shown(document[key]), None, file)
-    ages, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["age"]
-    named_types = options.dtype != "engine" or options.quantize  # which another age may compute
-    known = isinstance(ages, list) and {*ages} <= {*table["ages"]}
-    if document and not options.trainable and not (known and (not ages or asked in ages or named_types)):
-        yield Fact("config.ckconv_engines", shown(ages), shown([asked]), file)
+    releases, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["release"]
+    named_types = options.dtype != "engine" or options.quantize  # which another release may compute
+    known = isinstance(releases, list) and {*releases} <= {*table["releases"]}
+    if document and not options.trainable and not (known and (not releases or asked in releases or named_types)):
+        yield Fact("config.ckconv_engines", shown(releases), shown([asked]), file)
 
 
 # -- Keys of a GGUF that was made of a checkpoint ----------------------------------------------------------------------

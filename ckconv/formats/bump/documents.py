@@ -14,7 +14,7 @@ from ckconv.core.tensors import HEAD, TensorIndex, parse
 from ckconv.errors import VerifyError, listed, located, nearest
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
-from ckconv.formats.bump import ages, read, sidefiles, slots
+from ckconv.formats.bump import read, releases, sidefiles, slots
 from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
 from ckconv.io.files import open_source
 
@@ -283,5 +283,5 @@ def _config_faults(config: Document, described: Document, header: slots.HeaderV4
 #: Keys of the builder's configuration that ``config.json`` does not repeat.
 _BUILDERS_OWN = frozenset({
     "rotary_dim", "rope_scaling_type", "rope_scaling_factor", "rope_original_context_length", "rope_beta_fast",
-    "rope_beta_slow", "rope_attn_factor", ages.KEY, ages.FAMILY_KEY,
+    "rope_beta_slow", "rope_attn_factor", releases.KEY, releases.FAMILY_KEY,
 })  # fmt: skip

@@ -261,7 +261,7 @@ class BumpPlanner(Planner):
         return source is F32
 
     def elsewhere(self, why: str) -> str:
-        """Hint that another age of the engine does what is refused here."""
+        """Hint that another release of the engine does what is refused here."""
         del why
         return ""
 

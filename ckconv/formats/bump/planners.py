@@ -15,7 +15,7 @@ from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import an, and_more
 from ckconv.families import catalog, parameters, sizes
-from ckconv.formats.bump import ages, sidefiles, slots
+from ckconv.formats.bump import releases, sidefiles, slots
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan, Reason, decode, decoding_hint
@@ -38,7 +38,7 @@ def choose(index: TensorIndex, options: Options, plan_of: VersionPlanner) -> Pla
     """Plan of the version that is asked for, or the first that fits the model."""
     if options.trainable:
         return _leading(plan_of(0))
-    version = options.bump_version or (ages.age_of(options).versions[0] if options.engine else 0)
+    version = options.bump_version or (releases.release_of(options).versions[0] if options.engine else 0)
     if version:
         plan = plan_of(version)
         if plan.refusals and version == 3 and not options.engine and not plan_of(5, only_reasons=True).refusals:
@@ -65,7 +65,7 @@ def _unless_floats(plan: Plan) -> Plan:
 
     One engine at most runs it.
     """
-    who = slots.computed_by([step.target.dtype.name for step in plan.steps], ages.numbering(plan.options))
+    who = slots.computed_by([step.target.dtype.name for step in plan.steps], releases.numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
     return replace(plan, files=(), refusals=(Reason(who, "--bump-version 3 writes it all the same"),))
@@ -237,17 +237,19 @@ class Bump3Planner(BumpPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.numbering = ages.numbering(options)
+        self.numbering = releases.numbering(options)
 
     def _check_engine(self) -> None:
         c = self.config
         if self.options.template:
             self.refuse("bump 3 has no place for an engine template")
-        age = ages.age_of(self.options)
-        if self.options.engine and self.version not in age.versions:
-            self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
-        elif self.options.engine and self.numbering != age.codes:
-            self.refuse(f"the engine of {age.title} uses other numbers for K-quants", f"--dtype-codes {age.codes}")
+        release = releases.release_of(self.options)
+        if self.options.engine and self.version not in release.versions:
+            self.refuse(f"the engine of {release.title} loads no bump 3", f"--bump-version {release.versions[0]}")
+        elif self.options.engine and self.numbering != release.codes:
+            self.refuse(
+                f"the engine of {release.title} uses other numbers for K-quants", f"--dtype-codes {release.codes}"
+            )
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if absent is not None:
             plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
@@ -273,10 +275,10 @@ class Bump3Planner(BumpPlanner):
 
     def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
-        age = ages.age_of(self.options)
-        if self.options.engine and source.name in ages.LOADED_BY_V3 and source.name not in age.older:
-            return f"the engine of {age.title} has no correct kernel for {source} matrices"
-        ok = source.name in ages.LOADED_BY_V3
+        release = releases.release_of(self.options)
+        if self.options.engine and source.name in releases.LOADED_BY_V3 and source.name not in release.older:
+            return f"the engine of {release.title} has no correct kernel for {source} matrices"
+        ok = source.name in releases.LOADED_BY_V3
         return "" if ok else f"the engine loads F32, Q4_K and Q6_K matrices, not {source}"
 
     def _rotates_pairs(self) -> bool:
@@ -323,8 +325,8 @@ class Bump3Planner(BumpPlanner):
 
         steps = self.steps(types, interleaved=interleaved)
         kinds = {dtype.name for dtype in self.matrices(types).values()}
-        right = () if interleaved else ages.right_of_bump3(kinds, self.numbering)
-        self.notes += [ages.said(right)] if right and not slots.K_QUANTS & kinds else []
+        right = () if interleaved else releases.right_of_bump3(kinds, self.numbering)
+        self.notes += [releases.said(right)] if right and not slots.K_QUANTS & kinds else []
         layout = "interleaved" if interleaved else "split"
         return self.made(
             [self.file(steps)],
@@ -353,8 +355,8 @@ class Bump5Planner(BumpPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.age = ages.age_of(options)
-        self._made: ages.FileFacts | None = None
+        self.release = releases.release_of(options)
+        self._made: releases.FileFacts | None = None
         self._elsewhere: dict[str, str] = {}
         # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
         self.present = set(sizes.used(self.family, slots.TEMPLATED))
@@ -365,14 +367,13 @@ class Bump5Planner(BumpPlanner):
         self.table = slots.with_optional(self.slots, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:
-            self._template = ages.read_template(options.template, self.family.gguf)
+            self._template = releases.read_template(options.template, self.family.gguf)
 
     def _check_engine(self) -> None:
         version = self.version
-        if version not in self.age.versions:
-            self.refuse(
-                f"the engine of {self.age.title} loads no bump {version}", f"--bump-version {self.age.versions[0]}"
-            )
+        if version not in self.release.versions:
+            title, versions = self.release.title, self.release.versions
+            self.refuse(f"the engine of {title} loads no bump {version}", f"--bump-version {versions[0]}")
         elif self.own_row is not None and self.own_row.why:
             self.refuse(f"{self.own_row.why}{catalog.said(self.config, 'family', format=self.index.format)}")
         elif self.row is None:
@@ -380,24 +381,24 @@ class Bump5Planner(BumpPlanner):
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):
             known = ", ".join(family.name for family in catalog.families_of_engine(slots.TEMPLATED))
             self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
-        elif why := ages.no_circuit(self.age, self.family.gguf):
-            self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
+        elif why := releases.no_circuit(self.release, self.family.gguf):
+            self.refuse(why, self._computed_by(lambda release: releases.no_circuit(release, self.family.gguf)))
         elif self.row.slots and version != 5:
             self.refuse(f"bump {version} has no place for the layers of {an(self.family.name)}", "--bump-version 5")
         elif "window" in self.row.reads:
             self.reasons += slots.engine_reasons(self.config, self.geometry.context)
-        self.reasons += ages.conditions(self.age, self._to_judge({}))
+        self.reasons += releases.conditions(self.release, self._to_judge({}))
         allowed = sizes.added(self.own, slots.TEMPLATED)
         if allowed is not None:
             there = {parse(name).pattern for name in self.tensors if is_bias(name)}
             if others := sorted(there - allowed):
                 self.refuse(f"{self.own.name} goes to bump {self.version} only without {and_more(others)}")
 
-    def _computed_by(self, fault: Callable[[ages.Release], object]) -> str:
-        """Hint at ages without a fault whose templates fit the model."""
+    def _computed_by(self, fault: Callable[[releases.Release], object]) -> str:
+        """Hint at releases without a fault whose templates fit the model."""
         made, there = self._to_judge({}), self._to_judge(self._stay_floats())._replace(biased=self._biased())
-        faults = (fault, lambda age: [*ages.conditions(age, made)], lambda age: ages.doubled_biases(age, there))
-        return ages.elsewhere(self.age, lambda age: any(one(age) for one in faults))
+        faults = (fault, lambda it: [*releases.conditions(it, made)], lambda it: releases.doubled_biases(it, there))
+        return releases.elsewhere(self.release, lambda it: any(one(it) for one in faults))
 
     def _stay_floats(self) -> dict[str, DType]:
         """Slot -> type of the source, of matrices whose rows are no blocks."""
@@ -405,20 +406,20 @@ class Bump5Planner(BumpPlanner):
         parts = {name: self.tensors.get(held[0]) for name, _, held in each if held}
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
-    def _to_judge(self, types: Mapping[str, DType]) -> ages.FileFacts:
+    def _to_judge(self, types: Mapping[str, DType]) -> releases.FileFacts:
         scope = {
             **parameters.scope_of(self.own, replace(self.config, family=self.own.name)),
             "context": self.geometry.context,
         }
         right_if = self.own_row.right_if if self.own_row else ()
-        return ages.FileFacts(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
+        return releases.FileFacts(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
 
     def _slides(self) -> bool:
         return self.row is not None and "window" in self.row.reads
 
     def keeps(self, source: DType) -> bool:
         """See :meth:`BumpPlanner.keeps`."""
-        return self.age.keeps(source.name)
+        return self.release.keeps(source.name)
 
     def elsewhere(self, why: str) -> str:
         """See :meth:`BumpPlanner.elsewhere`."""
@@ -427,14 +428,14 @@ class Bump5Planner(BumpPlanner):
     def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
 
-        def wrong(age: ages.Release) -> bool:
-            return ages.no_kernel(age, source.name, slot.name)
+        def wrong(release: releases.Release) -> bool:
+            return releases.no_kernel(release, source.name, slot.name)
 
-        if not wrong(self.age):
+        if not wrong(self.release):
             return ""
         hint = self._computed_by(wrong)
-        who = f"the engine of {self.age.title}" if hint else "the engine"
-        what = f"a {source} {slot.name}" if source.name in self.age.projections else f"{source} matrices"
+        who = f"the engine of {self.release.title}" if hint else "the engine"
+        what = f"a {source} {slot.name}" if source.name in self.release.projections else f"{source} matrices"
         why = f"{who} has no correct kernel for {what}"
         self._elsewhere[why] = hint
         return why
@@ -443,30 +444,31 @@ class Bump5Planner(BumpPlanner):
         matrices = self.matrices(types)
         layout = "split" if self._rotates_pairs() and not self._interleaved() else ""
         made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
-        made = made._replace(template=ages.merged(ages.needed_template(made), self._template or {}))
-        for why in ages.later_faults(self.age, made):
+        made = made._replace(template=releases.merged(releases.needed_template(made), self._template or {}))
+        for why in releases.later_faults(self.release, made):
             self.refuse(why, "; ".join(filter(None, self._ways_out(made))))
         self._made = made
 
-    def _ways_out(self, made: ages.FileFacts) -> Iterator[str]:
+    def _ways_out(self, made: releases.FileFacts) -> Iterator[str]:
         """Flags with which the engine computes the model."""
 
         def right(types: Mapping[str, DType]) -> bool:
-            return not [*ages.later_faults(self.age, made._replace(types=types))]
+            return not [*releases.later_faults(self.release, made._replace(types=types))]
 
         def stand(types: Mapping[str, DType]) -> bool:
-            return not ages.mixed(self.age, made._replace(types=types))
+            return not releases.mixed(self.release, made._replace(types=types))
 
         held = {
             name: [self.tensors[canonical] for canonical in names if canonical in self.tensors]
             for name, _, names in slots.slots_of(self.table, self.config.num_layers)
         }
         remedies = Remedies(held, made.types, self.quantized_as, self.options, right, stand)
-        layers = [slot.rpartition(".")[0] for slot, _ in ages.mixed(self.age, made)]
-        places = dict.fromkeys(slot for mix in ages.mixes_of(self.age, made.circuit) for slot in mix.slots + mix.beside)
+        layers = [slot.rpartition(".")[0] for slot, _ in releases.mixed(self.release, made)]
+        mixes = releases.mixes_of(self.release, made.circuit)
+        places = dict.fromkeys(slot for mix in mixes for slot in mix.slots + mix.beside)
         apart = remedies.apart([tuple(f"{layer}.{slot}" for slot in places) for layer in layers]) if layers else ""
         yield apart or remedies.rounded()
-        yield ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made))
+        yield releases.elsewhere(self.release, lambda release: releases.remains_wrong(release, made))
 
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""
@@ -497,7 +499,7 @@ class Bump5Planner(BumpPlanner):
         default = self.row is not None and self.row.rotates == "interleaved"
         if self._template is None:
             return default
-        return ages.template_interleaves(self._template, default)
+        return releases.template_interleaves(self._template, default)
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
@@ -510,9 +512,9 @@ class Bump5Planner(BumpPlanner):
         table = slots.with_optional(self.slots, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
         assert self._made is not None
-        right = ages.right(self._made)
+        right = releases.right(self._made)
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"], right)
-        self.notes.append(ages.said(right))
+        self.notes.append(releases.said(right))
         facts = documents.DocumentFacts(
             config=self.config,
             geometry=self.geometry,
@@ -526,7 +528,7 @@ class Bump5Planner(BumpPlanner):
             special_tokens=special_tokens_of(self.index, keys),
             texts=texts_of(self.index),
             template=self._template,
-            fragment=ages.needed_template(self._made),
+            fragment=releases.needed_template(self._made),
             created=self.options.created,
         )
         manifest = documents.manifest(facts)
@@ -556,8 +558,8 @@ class Bump5Planner(BumpPlanner):
         self.notes += [same] if same and content else []
         if not content:
             self.notes.append("the source has no tokenizer: none is embedded")
-        needing = (age for age in ages.ages().values() if age.all_logits(self.family.gguf, head.name))
-        full = [age.title for age in needing if age.name in right]
+        needing = (it for it in releases.releases().values() if it.all_logits(self.family.gguf, head.name))
+        full = [it.title for it in needing if it.name in right]
         if full or head is F32:
             whose = "" if head is F32 else f" of {' and of '.join(full)}"
             word = "FP32" if head is F32 else head.name

@@ -27,15 +27,6 @@ from ckconv.families.catalog import (
 from ckconv.families.schema import Family
 from ckconv.families.sizes import used
 from ckconv.formats.bump import sidefiles, slots
-from ckconv.formats.bump.ages import (
-    FAMILY_KEY,
-    KEY,
-    ROPE_WORDS,
-    ages,
-    right_of_bump3,
-    still_right,
-    template_interleaves,
-)
 from ckconv.formats.bump.header import (
     CODED,
     MANIFEST_NAME,
@@ -61,6 +52,15 @@ from ckconv.formats.bump.header import (
     relocated,
     slots_named,
     types_of,
+)
+from ckconv.formats.bump.releases import (
+    FAMILY_KEY,
+    KEY,
+    ROPE_WORDS,
+    releases,
+    right_of_bump3,
+    still_right,
+    template_interleaves,
 )
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
 from ckconv.io.files import ByteSource, open_source
@@ -666,8 +666,8 @@ def row_family(name: str) -> Family:
 
 
 def _engines(found: object) -> list[str]:
-    """The ages that the file says it is for."""
-    return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
+    """The releases that the file says it is for."""
+    return [name for name in found if isinstance(name, str) and name in releases()] if isinstance(found, list) else []
 
 
 def _interleaved(config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]) -> bool:

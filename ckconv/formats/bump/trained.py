@@ -29,8 +29,8 @@ from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_mode
 from ckconv.families.schema import Family
 from ckconv.families.sizes import always, switches, used
 from ckconv.formats.bump import header, slots
-from ckconv.formats.bump.ages import ROPE_WORDS, template_interleaves
 from ckconv.formats.bump.plan import BumpPlanner
+from ckconv.formats.bump.releases import ROPE_WORDS, template_interleaves
 from ckconv.formats.bump.sidefiles import document_beside, model_config
 from ckconv.io.files import ByteSource, open_source
 from ckconv.io.json import shown

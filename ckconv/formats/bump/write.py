@@ -14,7 +14,7 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, table_within
 from ckconv.families import catalog, parameters, schema
 from ckconv.formats.bump import header, sidefiles, slots
-from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
+from ckconv.formats.bump.releases import FAMILY_KEY, KEY, merged
 from ckconv.plan.steps import Container, Frame, Step
 
 # The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
@@ -30,7 +30,7 @@ class DocumentFacts(NamedTuple):
         steps: the payload.
         tied: there is no output head of its own.
         own_rope_layout: ``split`` where Q and K rows are not as the template rotates them, else empty.
-        engines: ages of the engine that compute the file right.
+        engines: releases of the engine that compute the file right.
         of: the source's family, where the file is written as another's; else empty.
         total_vocab_bytes: bytes of the token strings.
         template: the engine's, ``None`` where none was given.

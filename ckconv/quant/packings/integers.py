@@ -337,9 +337,7 @@ def _packed(stored: Arrays, declared: PackConfig) -> Module:
     if bits in _COMPRESSED_READ and bits not in FILLING and weight.shape[1] == -(-columns // (32 // bits)):
         form = WHOLE
         if weight.shape[1] == -(-columns * bits // 32):
-            raise Unread(
-                f"{bits}-bit pack-quantized of so few columns that older versions cannot be distinguished"
-            )
+            raise Unread(f"{bits}-bit pack-quantized of so few columns that older versions cannot be distinguished")
     elif bits not in _COMPRESSED_READ or weight.shape[1] != -(-columns * bits // 32):
         made = f"{rows:,} rows of {columns:,} columns (weight_shape)"
         raise Conflict(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")

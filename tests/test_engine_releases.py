@@ -1,4 +1,4 @@
-"""``--engine``: what each age of the engine computes right is written as it wants it, and the rest is refused.
+"""``--engine``: what each release of the engine computes right is written as it wants it, and the rest is refused.
 
 Logits are computed by :mod:`bump_engine`, which knows nothing of ckconv; that of July takes no ``rope_layout`` of the
 configuration.
@@ -23,7 +23,7 @@ from recorded import EXACT, PROMPT, off
 
 import ckconv
 from ckconv.errors import InputError
-from ckconv.formats.bump.ages import _Reader, ages
+from ckconv.formats.bump.releases import _Reader, releases
 
 ROOT = FIXTURES.parent
 KQ = {"hidden": 256, "ffn": 256}
@@ -44,13 +44,13 @@ def types(folder: Path) -> dict[str, str]:
 def test_july_keeps_bf16_and_april_widens_it(tmp_path: Path, ckconv) -> None:
     model = Model(matrix=Q.BF16, head="own")
     sizes = {}
-    for age in ("april", "july"):
-        assert convert(ckconv, model, tmp_path, "--engine", age, "--force").code == 0
-        word = {"april": "fp32", "july": "bf16"}[age]
+    for release in ("april", "july"):
+        assert convert(ckconv, model, tmp_path, "--engine", release, "--force").code == 0
+        word = {"april": "fp32", "july": "bf16"}[release]
         assert {types(tmp_path)[name] for name in ("token_emb", "output.weight", "layer.1.w1")} == {word}
         assert set(manifest(tmp_path)["quant_summary"]["layer.0"].values()) == {word}
         assert types(tmp_path)["layer.0.ln1_gamma"] == "fp32"
-        sizes[age] = (tmp_path / "m.bump").stat().st_size
+        sizes[release] = (tmp_path / "m.bump").stat().st_size
     assert sizes["july"] < 0.55 * sizes["april"]
     expected, entries = expected_bump5(tmp_path / "m.gguf", kept=Q.BF16)
     assert (tmp_path / "m.bump").read_bytes()[: len(expected)] == expected
@@ -149,7 +149,7 @@ def test_an_output_projection_of_padded_heads_has_floats(
 
 @pytest.mark.parametrize(("family", "written"), [("llama", {"fp32"}), ("phi3", {"fp32", "q8_0"})])
 def test_rows_that_are_no_blocks_stay_floats(family: str, written: set[str], tmp_path: Path, ckconv) -> None:
-    """llama-quantize makes them F16, which no age computes; such a file was written, and none loaded it."""
+    """llama-quantize makes them F16, which no release computes; such a file was written, and none loaded it."""
     source = checkpoint(next(cases(family)).recorded, tmp_path / "hf")
     quantize = ("--to", "bump", "--engine", "july", "--quantize", "q8_0")
     made = ckconv("convert", source, f"{tmp_path}/b/", *quantize)
@@ -173,7 +173,7 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize("flags", VERSIONS)
-def test_the_version_follows_from_the_age(flags: tuple[object, ...], tmp_path: Path, ckconv) -> None:
+def test_the_version_follows_from_the_release(flags: tuple[object, ...], tmp_path: Path, ckconv) -> None:
     version, sentence = VERSIONS[flags]
     result = convert(ckconv, Model(), tmp_path, "--engine", *flags)
     if sentence is not None:
@@ -185,13 +185,13 @@ def test_the_version_follows_from_the_age(flags: tuple[object, ...], tmp_path: P
 CODES = {"january": (Q.Q6_K, 7), "april": (Q.Q6_K, 8)}
 
 
-@pytest.mark.parametrize("age", CODES)
-def test_the_codes_of_bump_3_follow_from_the_age(age: str, tmp_path: Path, ckconv) -> None:
-    matrix, code = CODES[age]
-    result = convert(ckconv, Model(**KQ, matrix=matrix), tmp_path, "--engine", age, "--bump-version", 3)
+@pytest.mark.parametrize("release", CODES)
+def test_the_codes_of_bump_3_follow_from_the_release(release: str, tmp_path: Path, ckconv) -> None:
+    matrix, code = CODES[release]
+    result = convert(ckconv, Model(**KQ, matrix=matrix), tmp_path, "--engine", release, "--bump-version", 3)
     assert result.code == 0
     assert (tmp_path / "m.bump").read_bytes()[0x84] == code
-    assert f"container\tengines\t{age}\n" in ckconv("inspect", tmp_path / "m.bump").out
+    assert f"container\tengines\t{release}\n" in ckconv("inspect", tmp_path / "m.bump").out
 
 
 def test_january_has_a_q4_k_of_its_own(tmp_path: Path, ckconv) -> None:
@@ -200,18 +200,18 @@ def test_january_has_a_q4_k_of_its_own(tmp_path: Path, ckconv) -> None:
     assert refused.code == 4
 
 
-def test_codes_of_another_age_are_refused(tmp_path: Path, ckconv) -> None:
+def test_codes_of_another_release_are_refused(tmp_path: Path, ckconv) -> None:
     refused = convert(ckconv, Model(**KQ, matrix=Q.Q6_K), tmp_path, "--engine", "january", "--dtype-codes", "v4")
     assert (refused.code, "the engine of January 2026 uses other numbers for K-quants" in refused.err) == (4, True)
     assert "hint: --dtype-codes v3" in refused.err
 
 
-@pytest.mark.parametrize("age", ["april", "july"])
+@pytest.mark.parametrize("release", ["april", "july"])
 @pytest.mark.parametrize("name", ["llama-tied-bf16", "qwen3-tied-bf16"])
-def test_split_rows_are_right_in_every_age(name: str, age: str, tmp_path: Path) -> None:
+def test_split_rows_are_right_in_every_release(name: str, release: str, tmp_path: Path) -> None:
     options = ckconv.Options(bump_version=5, rope_layout="split", source_record=False)
     ckconv.convert(FIXTURES / "hf" / name, f"{tmp_path}/", to="bump", options=options)
-    assert off(bump_engine.logits(tmp_path / "weights.bump", PROMPT, age), name) < EXACT
+    assert off(bump_engine.logits(tmp_path / "weights.bump", PROMPT, release), name) < EXACT
 
 
 @pytest.mark.parametrize("name", ["llama-tied-bf16", "llama-untied-f16-sharded", "qwen3-tied-bf16"])
@@ -237,19 +237,19 @@ def test_a_template_is_merged_over_what_the_file_needs(tmp_path: Path, ckconv) -
     assert manifest(tmp_path)["template"] == {**kernels, "name": "llama", "flags": {"x": 1}}
 
 
-def test_the_record_says_the_ages(tmp_path: Path, ckconv) -> None:
+def test_the_record_says_the_releases(tmp_path: Path, ckconv) -> None:
     convert(ckconv, Model(matrix=Q.BF16), tmp_path, "--engine", "july", "--record", "--no-source-record")
     record = json.loads((tmp_path / "m.bump.ckconv.json").read_text())
     assert (record["options"], record["engines"]) == ({"engine": "july"}, ["july"])
     assert ckconv("verify", tmp_path / "m.bump").code == 0
 
 
-def test_formats_prints_where_each_age_computes_a_type(ckconv) -> None:
+def test_formats_prints_where_each_release_computes_a_type(ckconv) -> None:
     found = {t["name"]: t["engines"] for t in ckconv("formats", "--json").json["types"]}
     assert found["BF16"] == {"january": "widened", "april": "widened", "july": "everywhere"}
     assert found["Q5_0"] == {"january": None, "april": "all but embeddings", "july": "everywhere"}
     assert found["Q4_K"] == {"january": None, "april": "everywhere", "july": "everywhere"}
-    assert found["Q4_0"] == dict.fromkeys(ages())
+    assert found["Q4_0"] == dict.fromkeys(releases())
 
 
 BROKEN = {
@@ -262,15 +262,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_an_age_is_read_strictly(text: str, tmp_path: Path) -> None:
+def test_an_release_is_read_strictly(text: str, tmp_path: Path) -> None:
     path = tmp_path / "may.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=BROKEN[text].replace("[", ".")):
-        _Reader(path).age()
+        _Reader(path).release()
 
 
-def test_the_page_has_the_table_of_families_and_ages() -> None:
-    specification = importlib.util.spec_from_file_location("ages_table", ROOT / "scripts" / "ages_table.py")
+def test_the_page_has_the_table_of_families_and_releases() -> None:
+    specification = importlib.util.spec_from_file_location("releases_table", ROOT / "scripts" / "releases_table.py")
     assert specification is not None
     assert specification.loader is not None
     script = importlib.util.module_from_spec(specification)

@@ -21,18 +21,18 @@ from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
 from ckconv.io.json import Document, read_object
 from ckconv.plan.steps import Reason
 
-# -- Ages of C-Kernel-Engine: which files each computes right, as TOML -------------------------------------------------
+# -- Releases of C-Kernel-Engine: which files each computes right, as TOML ---------------------------------------------
 
-# An age has its versions of bump files, the first of which is written for it; of bump 3 the types and their numbers; of
-# bump 5 the types by place, the templates it computes right and on which conditions, and the fragments of a template
+# A release has its versions of bump files, the first of which is written for it; of bump 3 the types and their numbers;
+# of bump 5 the types by place, the templates it computes right and on which conditions, and the fragments of a template
 # that a file needs to be computed right. Every fact was measured: logits of the engine against transformers.
 
-#: The age whose rules hold where none is asked for.
+#: The release whose rules hold where none is asked for.
 DEFAULT = "april"
 
 _OF_BUMP5 = frozenset({"anywhere", "projections", "full_logits", "added_twice", "mixes", "templates", "fragments"})
 
-_FOLDER = FOLDER / "engine_ages"
+_FOLDER = FOLDER / "engine_releases"
 
 
 class Fragment(NamedTuple):
@@ -84,15 +84,15 @@ class Mix(NamedTuple):
 
 
 class Circuit(NamedTuple):
-    """Template of the engine, with what an age computes right of a model.
+    """Template of the engine, with what a release computes right of a model.
 
     Attributes:
         wrong: why no file is right; empty where some are.
         right_if: what must hold of the model.
-        types: the only ones of matrices that are right; empty for those of the age.
-        mixes: those that are wrong in a layer; none for those of the age.
+        types: the only ones of matrices that are right; empty for those of the release.
+        mixes: those that are wrong in a layer; none for those of the release.
         fragments: those that only its files need.
-        full_logits: types of a head, besides those of the age, for which logits of every position are needed.
+        full_logits: types of a head, besides those of the release, for which logits of every position are needed.
     """
 
     wrong: str
@@ -104,12 +104,12 @@ class Circuit(NamedTuple):
 
 
 class Release(NamedTuple):
-    """An age.
+    """A release.
 
     Attributes:
         name: as ``--engine`` has it.
         title: as a sentence has it.
-        month: of its snapshot; ages are listed by it.
+        month: of its snapshot; releases are listed by it.
         versions: of the bump files that it loads, the one that is written first.
         run: family whose models were run in it -> the types of matrices that were right; others have the entries of
             their template's family.
@@ -151,20 +151,20 @@ class Release(NamedTuple):
 
 
 @cache
-def ages() -> Mapping[str, Release]:
-    """Every age by name, the oldest first.
+def releases() -> Mapping[str, Release]:
+    """Every release by name, the oldest first.
 
     Raises:
         InputError: ``family.file``, with the key at fault.
     """
-    found = [_Reader(path).age() for path in _FOLDER.iterdir() if path.suffix == ".toml"]
-    return {age.name: age for age in sorted(found, key=lambda age: age.month)}
+    found = [_Reader(path).release() for path in _FOLDER.iterdir() if path.suffix == ".toml"]
+    return {release.name: release for release in sorted(found, key=lambda release: release.month)}
 
 
 class _Reader(Fields):
     """Strict: a field or type that there is not is an error."""
 
-    def age(self) -> Release:
+    def release(self) -> Release:
         table = table_of(self.path)
         self.where = "the file"
         row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
@@ -285,29 +285,29 @@ def template_interleaves(template: Any, default: bool) -> bool:
     return default
 
 
-# Which ages of the engine compute a bump file right, and why one does not. Facts: ``families/engine_ages``.
+# Which releases of the engine compute a bump file right, and why one does not. Facts: ``families/engine_releases``.
 
 #: Matrix types that a bump 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
-LOADED_BY_V3 = tuple(dict.fromkeys(name for age in ages().values() for name in age.older))
+LOADED_BY_V3 = tuple(dict.fromkeys(name for release in releases().values() for name in release.older))
 
-#: Types that the engine of some age computes in a bump 5 file.
-COMPUTED = tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.projections)))
+#: Types that the engine of some release computes in a bump 5 file.
+COMPUTED = tuple(dict.fromkeys(name for it in releases().values() for name in (*it.anywhere, *it.projections)))
 
-#: Key of the manifest's configuration under which it says for which ages it is.
+#: Key of the manifest's configuration under which it says for which releases it is.
 KEY = "ckconv_engines"
 
 #: Key under which it says of which family a model is that is written as another's.
 FAMILY_KEY = "ckconv_family"
 
 
-def age_of(options: Options) -> Release:
-    """The age whose rules hold."""
-    return ages()[options.engine or DEFAULT]
+def release_of(options: Options) -> Release:
+    """The release whose rules hold."""
+    return releases()[options.engine or DEFAULT]
 
 
 def numbering(options: Options) -> str:
     """Numbering of a bump 3 dtype table."""
-    return options.dtype_codes or (age_of(options).codes if options.engine else "") or "v3"
+    return options.dtype_codes or (release_of(options).codes if options.engine else "") or "v3"
 
 
 class FileFacts(NamedTuple):
@@ -342,67 +342,67 @@ class FileFacts(NamedTuple):
         return {**{slot: sorted(found) for slot, found in words.items()}, "rope_layout": self.rope_layout}
 
 
-def elsewhere(age: Release, fault: Callable[[Release], object]) -> str:
-    """Hint that an engine of another age has no such fault; or empty."""
-    right = [f"--engine {other.name}" for other in ages().values() if other is not age and 5 in other.versions]
-    right = [flag for flag in right if not fault(ages()[flag.rpartition(" ")[2]])]
+def elsewhere(release: Release, fault: Callable[[Release], object]) -> str:
+    """Hint that an engine of another release has no such fault; or empty."""
+    right = [f"--engine {other.name}" for other in releases().values() if other is not release and 5 in other.versions]
+    right = [flag for flag in right if not fault(releases()[flag.rpartition(" ")[2]])]
     return f"{' and '.join(right)} {'computes' if len(right) == 1 else 'compute'} it" if right else ""
 
 
-def no_circuit(age: Release, name: str) -> str:
+def no_circuit(release: Release, name: str) -> str:
     """Why no file with this template is right; empty where some are."""
-    circuit = age.circuits.get(name)
+    circuit = release.circuits.get(name)
     if circuit is None:
-        return f"the engine of {age.title} has no template for {name}"
-    return f"the engine of {age.title} computes {name} wrong: {circuit.wrong}" if circuit.wrong else ""
+        return f"the engine of {release.title} has no template for {name}"
+    return f"the engine of {release.title} computes {name} wrong: {circuit.wrong}" if circuit.wrong else ""
 
 
-def no_kernel(age: Release, dtype: str, slot: str) -> bool:
+def no_kernel(release: Release, dtype: str, slot: str) -> bool:
     """Whether a matrix of this type is not computed right."""
-    return dtype not in age.anywhere and (slot == "token_emb" or dtype not in age.projections)
+    return dtype not in release.anywhere and (slot == "token_emb" or dtype not in release.projections)
 
 
-def conditions(age: Release, made: FileFacts) -> Iterator[Reason]:
+def conditions(release: Release, made: FileFacts) -> Iterator[Reason]:
     """Conditions of a template that the model does not meet."""
-    circuit = age.circuits.get(made.circuit)
+    circuit = release.circuits.get(made.circuit)
     for needed in (*made.right_if, *(circuit.right_if if circuit else ())):
         if not needed.expression.value(made.scope):
             sentence = needed.said(made.scope) or f"the engine needs {needed.expression}"
             yield Reason(sentence, needed.way_out(made.scope))
 
 
-def _type_faults(age: Release, made: FileFacts) -> Iterator[str]:
-    """Matrices computed wrong though the age has a kernel for their type."""
-    circuit = age.circuits.get(made.circuit)
+def _type_faults(release: Release, made: FileFacts) -> Iterator[str]:
+    """Matrices computed wrong though the release has a kernel for their type."""
+    circuit = release.circuits.get(made.circuit)
     if circuit is not None and circuit.types:
         wrong = [slot for slot, dtype in made.types.items() if dtype.name not in circuit.types]
         if wrong:
             what = f"{made.circuit} with matrices of {', '.join(circuit.types)} only"
-            yield f"the engine of {age.title} computes {what}, and {wrong[0]} is {made.types[wrong[0]]}"
-    pairs = mixed(age, made)
+            yield f"the engine of {release.title} computes {what}, and {wrong[0]} is {made.types[wrong[0]]}"
+    pairs = mixed(release, made)
     if pairs:
         one, other = pairs[0]
         beside = f" beside {other} of {made.types[other]}" if other else ""
         more = f" ({counted(len(pairs), 'layer')})" if len(pairs) > 1 else ""
-        yield f"the engine of {age.title} does not compute {one} of {made.types[one]}{beside} right{more}"
-    if doubled := doubled_biases(age, made):
+        yield f"the engine of {release.title} does not compute {one} of {made.types[one]}{beside} right{more}"
+    if doubled := doubled_biases(release, made):
         more = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
-        yield f"the engine of {age.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
+        yield f"the engine of {release.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
 
 
-def doubled_biases(age: Release, made: FileFacts) -> list[str]:
-    """Biases that an age adds twice, as their matrices are floats."""
+def doubled_biases(release: Release, made: FileFacts) -> list[str]:
+    """Biases that a release adds twice, as their matrices are floats."""
     floats = (slot for slot, dtype in made.types.items() if dtype.block == 1)
-    return [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
+    return [bias for slot in floats if (bias := _bias(release, slot)) in made.biased]
 
 
-def mixes_of(age: Release, circuit: str) -> tuple[Mix, ...]:
-    """Types that an age cannot compute side by side, in this circuit."""
-    found = age.circuits.get(circuit)
-    return found.mixes if found and found.mixes else age.mixes
+def mixes_of(release: Release, circuit: str) -> tuple[Mix, ...]:
+    """Types that a release cannot compute side by side, in this circuit."""
+    found = release.circuits.get(circuit)
+    return found.mixes if found and found.mixes else release.mixes
 
 
-def mixed(age: Release, made: FileFacts) -> list[tuple[str, str]]:
+def mixed(release: Release, made: FileFacts) -> list[tuple[str, str]]:
     """First wrong matrix of every layer, and its neighbor if that is why."""
     layers: dict[str, dict[str, str]] = {}
     for slot, dtype in made.types.items():
@@ -410,69 +410,69 @@ def mixed(age: Release, made: FileFacts) -> list[tuple[str, str]]:
         layers.setdefault(layer, {})[matrix] = dtype.name
     found = []
     for layer, types in layers.items():
-        pair = next((pair for mix in mixes_of(age, made.circuit) if (pair := mix.wrong(types))), None)
+        pair = next((pair for mix in mixes_of(release, made.circuit) if (pair := mix.wrong(types))), None)
         if pair is not None:
             found.append((f"{layer}.{pair[0]}", f"{layer}.{pair[1]}" if pair[1] else ""))
     return found
 
 
-def _bias(age: Release, slot: str) -> str:
+def _bias(release: Release, slot: str) -> str:
     """The slot of the bias that is added twice beside floats; empty for none."""
     layer, dot, matrix = slot.rpartition(".")
-    return f"{layer}{dot}{age.added_twice[matrix]}" if matrix in age.added_twice else ""
+    return f"{layer}{dot}{release.added_twice[matrix]}" if matrix in release.added_twice else ""
 
 
-def _fragments(age: Release, made: FileFacts) -> Iterator[Fragment]:
-    circuit = age.circuits.get(made.circuit)
-    for fragment in (*age.fragments, *(circuit.fragments if circuit else ())):
+def _fragments(release: Release, made: FileFacts) -> Iterator[Fragment]:
+    circuit = release.circuits.get(made.circuit)
+    for fragment in (*release.fragments, *(circuit.fragments if circuit else ())):
         if fragment.needed.value(made.words):
             yield fragment
 
 
 def needed_template(made: FileFacts) -> dict[str, Any]:
-    """Template keys that any age needs; the other ages ignore them."""
+    """Template keys that any release needs; the other releases ignore them."""
     template: dict[str, Any] = {}
-    for age in ages().values():
-        for fragment in _fragments(age, made):
+    for release in releases().values():
+        for fragment in _fragments(release, made):
             template = merged(template, fragment.template)
     return template
 
 
-def _template_faults(age: Release, made: FileFacts) -> Iterator[str]:
+def _template_faults(release: Release, made: FileFacts) -> Iterator[str]:
     """Keys of the manifest's template that contradict the file."""
-    for fragment in _fragments(age, made):
+    for fragment in _fragments(release, made):
         if all(lacks(made.template, one) for one in (fragment.template, *fragment.others)):
             yield f"the template's {lacks(made.template, fragment.template)}"
 
 
-def later_faults(age: Release, made: FileFacts) -> Iterator[str]:
+def later_faults(release: Release, made: FileFacts) -> Iterator[str]:
     """Faults that show once every slot has its type."""
-    yield from _type_faults(age, made)
-    yield from _template_faults(age, made)
+    yield from _type_faults(release, made)
+    yield from _template_faults(release, made)
 
 
-def remains_wrong(age: Release, made: FileFacts) -> bool:
-    """Whether a model stays wrong for an age even with types widened."""
-    return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
+def remains_wrong(release: Release, made: FileFacts) -> bool:
+    """Whether a model stays wrong for a release even with types widened."""
+    return bool(no_circuit(release, made.circuit) or [*later_faults(release, made)])
 
 
-def _faults(age: Release, made: FileFacts) -> Iterator[object]:
-    yield no_circuit(age, made.circuit)
-    yield from conditions(age, made)
-    yield from later_faults(age, made)
-    yield from _without_kernel(age, made)
+def _faults(release: Release, made: FileFacts) -> Iterator[object]:
+    yield no_circuit(release, made.circuit)
+    yield from conditions(release, made)
+    yield from later_faults(release, made)
+    yield from _without_kernel(release, made)
 
 
-def _without_kernel(age: Release, made: FileFacts) -> Iterator[str]:
-    """Matrices of types that the age computes nowhere, or not there."""
+def _without_kernel(release: Release, made: FileFacts) -> Iterator[str]:
+    """Matrices of types that the release computes nowhere, or not there."""
     for slot, dtype in made.types.items():
-        if no_kernel(age, dtype.name, slot):
+        if no_kernel(release, dtype.name, slot):
             yield slot
 
 
 def right(made: FileFacts) -> tuple[str, ...]:
-    """The ages whose engine computes the file right."""
-    return tuple(age.name for age in ages().values() if made.version in age.versions and not any(_faults(age, made)))
+    """The releases whose engine computes the file right."""
+    return tuple(it.name for it in releases().values() if made.version in it.versions and not any(_faults(it, made)))
 
 
 def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]) -> tuple[str, ...]:
@@ -485,8 +485,8 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
     return tuple(
         name
         for name in names
-        if not no_circuit(ages()[name], circuit)
-        and not [*_type_faults(ages()[name], made), *_without_kernel(ages()[name], made)]
+        if not no_circuit(releases()[name], circuit)
+        and not [*_type_faults(releases()[name], made), *_without_kernel(releases()[name], made)]
     )
 
 
@@ -494,15 +494,15 @@ def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
     """Ages that compute a bump 3 file of these types, in this numbering."""
     floats = set(types) <= {"F32"}
     return tuple(
-        age.name
-        for age in ages().values()
-        if age.older and set(types) <= set(age.older) and (floats or age.codes == numbers)
+        release.name
+        for release in releases().values()
+        if release.older and set(types) <= set(release.older) and (floats or release.codes == numbers)
     )
 
 
 def said(names: Collection[str]) -> str:
-    """The note about the ages that compute a file."""
-    titles = [ages()[name].title for name in names]
+    """The note about the releases that compute a file."""
+    titles = [releases()[name].title for name in names]
     if not titles:
         return "no engine that is known computes it right"
     return f"computed right by the engine of {' and of '.join(titles)}"
@@ -513,36 +513,36 @@ def table_of_types() -> dict[str, dict[str, str]]:
 
     In bump 5, or in bump 3 where the engine loads nothing newer.
     """
-    return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
+    return {it.name: {dtype.name: _place(it, dtype) for dtype in DTYPES.values()} for it in releases().values()}
 
 
-def _place(age: Release, dtype: DType) -> str:
-    if dtype.name in age.anywhere or (not age.anywhere and dtype.name in age.older):
+def _place(release: Release, dtype: DType) -> str:
+    if dtype.name in release.anywhere or (not release.anywhere and dtype.name in release.older):
         return "everywhere"
-    if dtype.name in age.projections:
+    if dtype.name in release.projections:
         return "all but embeddings"
     return "widened" if dtype in WIDENS_TO_F32 else ""
 
 
 def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
-    """Family of bump 5 -> template, and age -> its run, in words."""
-    newer = [age for age in ages().values() if 5 in age.versions]
+    """Family of bump 5 -> template, and release -> its run, in words."""
+    newer = [release for release in releases().values() if 5 in release.versions]
     found = {}
     for name, family in FAMILIES.items():
         row = family.engines.get(TEMPLATED)
         told = FAMILIES[written_as(family, TEMPLATED) or told_by_architecture(name)]
         its = told.engines.get(TEMPLATED)
         if its is not None and not its.absent and not (row is not None and row.absent):
-            found[name] = (told.gguf, {age.name: _said_of(age, name, told) for age in newer})
+            found[name] = (told.gguf, {release.name: _said_of(release, name, told) for release in newer})
     return found
 
 
 def table_of_mixes() -> list[tuple[str, str, str]]:
     """Age, template (empty: any other) and types not computed together."""
     return [
-        (age.name, circuit, _mix_in_words(mix))
-        for age in ages().values()
-        for circuit, mixes in {"": age.mixes, **{name: found.mixes for name, found in age.circuits.items()}}.items()
+        (it.name, circuit, _mix_in_words(mix))
+        for it in releases().values()
+        for circuit, mixes in {"": it.mixes, **{name: found.mixes for name, found in it.circuits.items()}}.items()
         for mix in mixes
     ]
 
@@ -558,12 +558,12 @@ def _mix_in_words(mix: Mix) -> str:
     return f"{slots} of {types} beside {', '.join(mix.beside)} of {others}"
 
 
-def _said_of(age: Release, name: str, told: Family) -> str:
-    if no_circuit(age, told.gguf):
+def _said_of(release: Release, name: str, told: Family) -> str:
+    if no_circuit(release, told.gguf):
         return "refused"
-    condition = f" ({age.conditions[name]})" if name in age.conditions else ""
-    if name in age.run:
-        return f"right: {', '.join(age.run[name])}{condition}"
+    condition = f" ({release.conditions[name]})" if name in release.conditions else ""
+    if name in release.run:
+        return f"right: {', '.join(release.run[name])}{condition}"
     if name != told.name:
         return f"not run; entry for entry {an(told.name)}{condition}"
     return f"not run{condition}"
