@@ -1,4 +1,4 @@
-"""Ages of the engine that compute a bump file right, and templates."""
+"""Releases of the engine that compute a bump file right, and templates."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class _Reader(Fields):
             yield Fragment(needed, fields["template"], tuple(fields.get("or", [])))
 
 
-# -- Ages of the engine that compute a bump file right, and templates --------------------------------------------------
+# -- Releases of the engine that compute a bump file right, and templates --------------------------------------------------
 
 # The engine's template of a family: a JSON file of its own, which a bump 5 file carries a copy of.
 
@@ -476,7 +476,7 @@ def right(made: FileFacts) -> tuple[str, ...]:
 
 
 def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]) -> tuple[str, ...]:
-    """Ages that a file names and that are known to compute its types.
+    """Releases that a file names and that are known to compute its types.
 
     Args:
         types: slot -> type of every matrix.
@@ -491,7 +491,7 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
-    """Ages that compute a bump 3 file of these types, in this numbering."""
+    """Releases that compute a bump 3 file of these types, in this numbering."""
     floats = set(types) <= {"F32"}
     return tuple(
         release.name
