@@ -227,7 +227,7 @@ class _Reader(Fields):
             yield Fragment(needed, fields["template"], tuple(fields.get("or", [])))
 
 
-# -- Releases of the engine that compute a bump file right, and templates --------------------------------------------------
+# -- Releases of the engine that compute a bump file right, and templates ----------------------------------------------
 
 # The engine's template of a family: a JSON file of its own, which a bump 5 file carries a copy of.
 
@@ -509,7 +509,7 @@ def said(names: Collection[str]) -> str:
 
 
 def table_of_types() -> dict[str, dict[str, str]]:
-    """Age -> type -> where its engine computes a matrix, in words.
+    """Release -> type -> where its engine computes a matrix, in words.
 
     In bump 5, or in bump 3 where the engine loads nothing newer.
     """
@@ -538,7 +538,7 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def table_of_mixes() -> list[tuple[str, str, str]]:
-    """Age, template (empty: any other) and types not computed together."""
+    """Release, template (empty: any other) and types not computed together."""
     return [
         (it.name, circuit, _mix_in_words(mix))
         for it in releases().values()
