@@ -52,10 +52,15 @@ LEARNED = [
 ]
 
 
+@cache
+def types() -> dict[str, set[str]]:
+    """What documents of the shipped families are called: there are more than stay compiled."""
+    return {name: set(FAMILIES[name].in_huggingface.names) for name in SHIPPED}
+
+
 def without(name: str) -> Index:
     """What the shipped families are called but this one, those of its type, and those that extend one of them."""
-    types = set(FAMILIES[name].in_huggingface.names)
-    hidden = {one for one in FAMILIES if one == name or types & set(FAMILIES[one].in_huggingface.names)}
+    hidden = {one for one, own in types().items() if one == name or types()[name] & own}
     while True:
         more = {n for n, parents in SHIPPED.items() if n not in hidden and hidden & {*parents}}
         if not more:

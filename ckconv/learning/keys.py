@@ -10,6 +10,7 @@ import json
 import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckconv.core.metadata import text_key
@@ -215,10 +216,9 @@ class Keys:
         """A shipped family's row that says what every pair has."""
         best = None
         for family in self._families.values():
-            for name, row in family.parameters.items():
-                cells = [cell for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]
-                keyed = self._keyed(row)
-                if not cells or not keyed or any(self._taken(cell.key, name, preferred) for cell in keyed):
+            for name in _keyed_by(family, "gguf", key, alias=False):
+                keyed = self._keyed(family.parameters[name])
+                if not keyed or any(self._taken(cell.key, name, preferred) for cell in keyed):
                     continue
                 if self._agrees(family, name, key):
                     rank = (name not in preferred, len(json.dumps(self._tables[family.name]["parameters"].get(name))))
@@ -690,11 +690,18 @@ class Keys:
 
 def _keyed_by(family: Family, format: str, key: str, *, alias: bool | None = None) -> list[str]:
     """Parameters of a family by a key; ``alias``: whether they only read it."""
-    return [
-        name
-        for name, row in family.parameters.items()
-        if any(cell.key == key and alias in (None, cell.alias) for cell in row.key_cells(format))
-    ]
+    found = _by_key(family, format).get(key, ())
+    return [*dict.fromkeys(name for name, reads in found if alias in (None, reads))]
+
+
+@lru_cache(maxsize=512)
+def _by_key(family: Family, format: str) -> Mapping[str, list[tuple[str, bool]]]:
+    """Parameters of a family by key, each with whether the key is an alias."""
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for name, row in family.parameters.items():
+        for cell in row.key_cells(format):
+            found.setdefault(cell.key, []).append((name, cell.alias))
+    return found
 
 
 def same(one: Any, other: Any) -> bool:

@@ -432,6 +432,7 @@ class Tracer:
                 self._by_name.setdefault(form.gguf.name, []).append(form)
         self._known: dict[tuple[Any, ...], np.ndarray] = {}
         self._moved: dict[tuple[int, int, bool], Moves | None] = {}
+        self._alike: dict[tuple[Any, ...], shapes.Move] = {}
 
     def _forms(self) -> Iterator[Form]:
         for family in self._families.values():
@@ -547,12 +548,20 @@ class Tracer:
                      for cell, stored in ((form.hf, ours), (form.gguf, theirs))]  # fmt: skip
             experts = shapes.sizes(axes[:1], guess.size)[0] if form.hf.stack else 1
             return (
-                shapes.move(ours or single, single, parts[0], guess.size),
-                shapes.move(theirs or axes, axes, parts[1], guess.size),
+                self._move(ours or single, single, parts[0], guess),
+                self._move(theirs or axes, axes, parts[1], guess),
                 experts,
             )
         except (shapes.AxesError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
+
+    def _move(self, stored: shapes.Shape, canonical: shapes.Shape, part: int, guess: Guess) -> shapes.Move:
+        """Move between two shapes, computed once for all families of these sizes."""
+        named = sorted({one.removeprefix("_") for shape in (stored, canonical) for one in shapes.letters(shape)})
+        key = (stored, canonical, part, *((one, guess.size(one)) for one in named if not one.isdigit()))
+        if key not in self._alike:
+            self._alike[key] = shapes.move(stored, canonical, part, guess.size)
+        return self._alike[key]
 
     def _same(
         self,
