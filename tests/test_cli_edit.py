@@ -471,7 +471,7 @@ def test_a_key_from_which_another_follows_is_set_with_it(
     ],
 )
 def test_a_number_of_an_mmproj_is_set(pair: str, code: int, tmp_path: Path, ckconv) -> None:
-    source = tower_cases.checkpoint(tower_cases.recordings()["qwen2_vl-f16"], tmp_path / "hf")
+    source = tower_cases.checkpoint(tower_cases.recorded_tower("qwen2_vl-f16"), tmp_path / "hf")
     assert ckconv("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "tower.gguf").code == 0
     edit = ("edit", tmp_path / "tower.gguf", tmp_path / "out.gguf")
     found = ckconv(*edit, "--set-meta", pair)
@@ -670,7 +670,7 @@ _OF_ONE_LAYER = {"gemma3n-bf16", "gemma4_unified-bf16", "gemma4_unified-f16"}
 @pytest.mark.parametrize("name", sorted({*tower_cases.recordings()} - _OF_ONE_LAYER))
 def test_how_many_layers_a_tower_has_is_not_edited(name: str, by: int, tmp_path: Path, ckconv) -> None:
     """Of a copy, which has the tensors of the source, and of the file that llama.cpp loads."""
-    source = tower_cases.checkpoint(tower_cases.recordings()[name], tmp_path / "hf")
+    source = tower_cases.checkpoint(tower_cases.recorded_tower(name), tmp_path / "hf")
     document = json.loads((source / "config.json").read_text())
     family = tower_of_document(document)
     assert family is not None

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 from test_diffusion import original
 from test_floors import FILES, FLOOR_OF, WRITES, box, existing
 from test_quantize import save_dat
-from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
+from tower_cases import checkpoint, recorded_tower, seen_by_mlx_vlm, with_tokens
 from whisper_cases import save as save_whisper
 
 import ckconv
@@ -1286,7 +1286,7 @@ def test_a_gguf_has_no_key_besides(source: str, key: str, tmp_path: Path) -> Non
     ],
 )
 def test_an_mmproj_has_no_key_that_nothing_says(key: str, tmp_path: Path) -> None:
-    source = checkpoint(recordings()["gemma3-bf16"], tmp_path / "source")
+    source = checkpoint(recorded_tower("gemma3-bf16"), tmp_path / "source")
     (source / "README.md").write_text(CARD)  # whose words are the text model's
     convert_tower(source, tmp_path / "m.gguf")
     assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] == 0
@@ -1301,7 +1301,7 @@ def test_an_mmproj_has_no_key_that_nothing_says(key: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("value", [(), (4,)], ids=["dropped", "another"])
 def test_a_copy_of_an_mmproj_says_what_its_source_does(value: Sequence[Any], tmp_path: Path) -> None:
-    convert_tower(checkpoint(recordings()["gemma3-bf16"], tmp_path / "source"), tmp_path / "m.gguf")
+    convert_tower(checkpoint(recorded_tower("gemma3-bf16"), tmp_path / "source"), tmp_path / "m.gguf")
     with broken(COPIED, keyed("clip.vision.block_count", *value)) as calls:
         status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")
         assert (calls[0] > 0, status) == (True, 5), printed  # without the key no tensor has its name
@@ -1324,7 +1324,7 @@ def test_a_copy_of_an_mmproj_says_what_its_source_does(value: Sequence[Any], tmp
     ],
 )
 def test_an_mmproj_has_the_numbers_of_its_tower(name: str, key: str, value: Sequence[Any], tmp_path: Path) -> None:
-    source = checkpoint(recordings()[name], tmp_path / "source")
+    source = checkpoint(recorded_tower(name), tmp_path / "source")
     with broken("TowerPlanner._metadata", keyed(key, *value)):
         with pytest.raises(VerifyError, match=key):
             convert_tower(source, tmp_path / "found.gguf")

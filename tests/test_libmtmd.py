@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers import Consumer
-from tower_cases import recordings, tokens_of, with_tokens
+from tower_cases import recorded_tower, tokens_of, with_tokens
 
 from ckconv import Options
 from ckconv.api import convert, convert_tower
@@ -60,7 +60,7 @@ DRAWING = ("model.generation_*", "model.vqmodel.*")
 
 def made(name: str, root: Path) -> Path:
     """The checkpoint, with as many positions as libmtmd's smallest picture takes, and parts as large as a picture."""
-    recorded = json.loads(json.dumps(recordings()[name]))
+    recorded = recorded_tower(name)
     vision = recorded["config"]["vision_config"]
     if name.startswith("gemma4-"):
         vision["position_embedding_size"] = 840
@@ -241,7 +241,7 @@ SOUNDS = {
 
 def with_places(name: str, root: Path) -> Path:
     """The checkpoint, with as many positions as thirty seconds have."""
-    recorded = json.loads(json.dumps(recordings()[name]))
+    recorded = recorded_tower(name)
     if recorded["config"]["audio_config"].get("max_source_positions", 1500) < 1500:
         recorded["config"]["audio_config"]["max_source_positions"] = 1500
         next(shape for key, (_, shape) in recorded["tensors"].items() if "embed_positions" in key)[0] = 1500

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_libmtmd import computed, made
-from tower_cases import checkpoint, recordings, with_tokens
+from tower_cases import checkpoint, recorded_tower, with_tokens
 
 #: Case -> height and width of a picture.
 PICTURES = {"kimi_vl-f16": (112, 168), "kimi_k25-f16": (112, 168), "dots_ocr-f16": (16, 16), "cogvlm-f16": (16, 16)}
@@ -146,7 +146,7 @@ def cogvlm(tower: Tower, pixels: Any) -> Any:
 def test_libmtmd_sees_what_the_code_of_a_repository_computes(name: str, tmp_path: Path) -> None:
     import torch
 
-    source = checkpoint(recordings()[name], tmp_path / "source")
+    source = checkpoint(recorded_tower(name), tmp_path / "source")
     picture = np.random.default_rng(1).integers(0, 256, (*PICTURES[name], 3), dtype=np.uint8)
     found, _, _ = computed(name, source, picture, tmp_path, made("lighton_ocr-f16", tmp_path / "other"))
 
@@ -181,7 +181,7 @@ UNCOMPARED = {"gemma3n-bf16": 768, "deepseek_ocr-bf16": 1024}
 @pytest.mark.parametrize("name", UNCOMPARED)
 @pytest.mark.skipif(not importlib.util.find_spec("xllamacpp"), reason="xllamacpp is not installed")
 def test_libmtmd_loads_files_of_two_types_and_sees_the_same(name: str, tmp_path: Path) -> None:
-    source = with_tokens(recordings()[name], tmp_path / "source")
+    source = with_tokens(recorded_tower(name), tmp_path / "source")
     other = None if name.startswith("gemma3n") else made("lighton_ocr-f16", tmp_path / "other")
     picture = np.random.default_rng(1).integers(0, 256, (UNCOMPARED[name], UNCOMPARED[name], 3), dtype=np.uint8)
     seen = []

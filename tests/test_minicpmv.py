@@ -11,14 +11,14 @@ import gguf
 import numpy as np
 import pytest
 from test_libmtmd import BEFORE, BEHIND, computed
-from tower_cases import checkpoint, recordings, with_tokens
+from tower_cases import checkpoint, recorded_tower, with_tokens
 
 from ckconv import Options
 from ckconv.api import convert, convert_tower
 from ckconv.errors import CkconvError
 from ckconv.plan.probe import sinusoids
 
-RECORDED = recordings()["minicpmv-f16"]
+RECORDED = recorded_tower("minicpmv-f16")
 
 
 def released(**said: Any) -> dict[str, Any]:

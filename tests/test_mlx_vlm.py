@@ -17,7 +17,7 @@ from conftest import Result
 from family_directions import differing, read_gguf
 from safetensors import deserialize
 from test_towers_back import arrays, pictured, seen
-from tower_cases import MLX_VLM, recordings, seen_by_mlx_vlm, with_tokens
+from tower_cases import MLX_VLM, recorded_tower, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.core.options import Options
@@ -377,7 +377,7 @@ def test_what_a_class_would_not_load_or_compute_is_refused(
 def test_a_narrower_text_model_is_refused_where_the_class_has_one_width(
     ckconv: Callable[..., Result], tmp_path: Path
 ) -> None:
-    source = with_tokens(recordings()["paddleocr_vl-f16"], tmp_path / "source")
+    source = with_tokens(recorded_tower("paddleocr_vl-f16"), tmp_path / "source")
 
     done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
 
@@ -511,7 +511,7 @@ def test_what_no_class_takes_and_tensors_contradict_is_said_right(
 def test_what_leaves_the_tower_out_is_hinted_where_the_text_model_goes_alone(
     layers: int, hinted: bool, ckconv: Callable[..., Result], tmp_path: Path
 ) -> None:
-    recorded = seen_by_mlx_vlm("gemma3-f16") if layers == 6 else recordings()["gemma3-f16"]
+    recorded = seen_by_mlx_vlm("gemma3-f16") if layers == 6 else recorded_tower("gemma3-f16")
     recorded["config"]["vision_config"]["intermediate_size"] += 1
     source = with_tokens(recorded, tmp_path / "source")
 
@@ -605,7 +605,7 @@ READ = {
 
 def directory_of(name: str, root: Path) -> tuple[Path, Path]:
     """A checkpoint, and its directory under the names and in the orders of axes that mlx-vlm's class loads."""
-    recorded = recordings()[name]
+    recorded = recorded_tower(name)
     recorded["config"]["text_config"]["tie_word_embeddings"] = True  # where mlx-vlm reads it
     source, directory = with_tokens(recorded, root / "hf" / "model"), root / "mlx"
     named = {}

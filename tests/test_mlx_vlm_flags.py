@@ -11,7 +11,7 @@ import pytest
 from conftest import Result
 from test_mlx_vlm import both
 from test_towers_back import arrays
-from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
+from tower_cases import checkpoint, recorded_tower, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, convert_tower, diff
 from ckconv.core.options import Options
@@ -131,7 +131,7 @@ def test_another_class_is_no_edit_of_what_is_named_for_one(model_type: str, ckco
 
 @pytest.mark.parametrize("name", ["qwen3_vl_moe-f16", "gemma4-f16", "llava-f16", "pixtral-f16"])
 def test_a_tower_without_heads_is_refused_by_the_key(name: str, tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(recordings()[name]))
+    recorded = recorded_tower(name)
     table = recorded["config"]["vision_config"]
     key = "num_heads" if "num_heads" in table else "num_attention_heads"
     table[key] = 0

@@ -16,7 +16,7 @@ from checkpoints import bf16
 from conftest import Result
 from family_cases import values
 from family_directions import differing, digest, read_gguf
-from tower_cases import checkpoint, recordings
+from tower_cases import checkpoint, recorded_tower, recordings
 
 from ckconv import Options
 from ckconv.api import convert, convert_tower, open_model
@@ -62,7 +62,7 @@ RECORDED = recordings()
 
 
 def edited(name: str, root: Path, **vision: object) -> Path:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["config"]["vision_config"] |= vision
     return checkpoint(recorded, root)
 
@@ -259,7 +259,7 @@ def test_one_command_writes_the_text_model_and_the_file_beside_it(
 
 def test_globs_of_the_text_model_are_none_of_its_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     """What is left out of a Janus, which draws, too, was looked for in the tower, and refused."""
-    source = checkpoint(recordings()["janus-f16"], tmp_path / "hf")
+    source = checkpoint(recorded_tower("janus-f16"), tmp_path / "hf")
     both = ("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "tower.gguf")
     drawing = ("vqmodel", "generation_head", "generation_embeddings", "generation_aligner")
     drops = [word for name in drawing for word in ("--drop", f"model.{name}.*")]
@@ -426,7 +426,7 @@ def test_a_tower_that_llama_cpp_computes_otherwise_is_refused(
 
 
 def test_patches_that_llama_cpp_puts_together_otherwise_are_refused(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["internvl_chat-bf16"]))
+    recorded = recorded_tower("internvl_chat-bf16")
     recorded["config"]["ps_version"] = "v1"
 
     with pytest.raises(CkconvError, match=r"ps_version is v1, and llama\.cpp puts patches together as v2 does"):
@@ -434,7 +434,7 @@ def test_patches_that_llama_cpp_puts_together_otherwise_are_refused(tmp_path: Pa
 
 
 def test_a_repository_without_a_text_model_has_a_tower(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["ultravox-f16"]))
+    recorded = recorded_tower("ultravox-f16")
     recorded["tensors"] = {
         name: kind for name, kind in recorded["tensors"].items() if not name.startswith("language_model.")
     }
@@ -457,7 +457,7 @@ def test_a_repository_without_a_text_model_has_a_tower(tmp_path: Path) -> None:
 def test_a_projector_of_ultravox_that_llama_cpp_does_not_compute_is_refused(
     key: str, value: object, why: str, tmp_path: Path
 ) -> None:
-    recorded = json.loads(json.dumps(RECORDED["ultravox-f16"]))
+    recorded = recorded_tower("ultravox-f16")
     recorded["config"][key] = value
 
     with pytest.raises(CkconvError, match=why):
@@ -465,7 +465,7 @@ def test_a_projector_of_ultravox_that_llama_cpp_does_not_compute_is_refused(
 
 
 def test_a_tower_without_a_tensor_is_refused(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["qwen3_vl-f16"]))
+    recorded = recorded_tower("qwen3_vl-f16")
     del recorded["tensors"]["model.visual.deepstack_merger_list.1.norm.weight"]
 
     with pytest.raises(CkconvError, match=r"no tensor for deepstack\.\{n\}\.norm\.weight in 1 layer"):
@@ -524,7 +524,7 @@ SPELLED: list[tuple[str, dict[str, str]]] = [
 def test_names_with_and_without_the_model_before_them_are_the_same_tower(
     name: str, spelled: dict[str, str], tmp_path: Path
 ) -> None:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     tensors = recorded["tensors"]
     renamed = {}
     for stored, kind in tensors.items():
@@ -541,7 +541,7 @@ def test_names_with_and_without_the_model_before_them_are_the_same_tower(
 
 
 def test_what_no_row_of_a_tower_has_is_refused_by_name(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded = recorded_tower("gemma3-f16")
     recorded["tensors"]["vision_tower.vision_model.head.probe"] = ["F16", [1, 1, 16]]
 
     with pytest.raises(CkconvError, match=r"no place for vision_tower\.vision_model\.head\.probe") as refused:
@@ -550,7 +550,7 @@ def test_what_no_row_of_a_tower_has_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_may_be_a_missing_tensor_by_another_name_is_not_to_be_dropped(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded = recorded_tower("gemma3-f16")
     recorded["tensors"]["vision_tower.patches"] = recorded["tensors"].pop(
         "vision_tower.vision_model.embeddings.patch_embedding.weight"
     )
@@ -577,7 +577,7 @@ def test_how_pictures_are_prepared_has_to_be_said(tmp_path: Path) -> None:
 
 def test_inspect_counts_what_a_model_sees_with(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     source = checkpoint(RECORDED["llama4-f16"], tmp_path / "source")
-    unknown = json.loads(json.dumps(RECORDED["llama4-f16"]))
+    unknown = recorded_tower("llama4-f16")
     unknown["config"]["model_type"] = "llama9"
     convert_tower(source, tmp_path / "mmproj.gguf")
 

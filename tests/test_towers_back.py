@@ -16,7 +16,7 @@ from conftest import Result
 from family_cases import checkpoint as plain_checkpoint, recording
 from gguf_copies import gguf_copy
 from safetensors import deserialize
-from tower_cases import recordings, with_tokens
+from tower_cases import recorded_tower, recordings, with_tokens
 
 from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.core.options import Options
@@ -92,7 +92,7 @@ SPECIAL = {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 def halves(name: str, root: Path, **config: object) -> tuple[Path, Path, Path]:
     """A checkpoint, its text model and its tower."""
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["config"] |= config
     source = with_tokens(recorded, root / "source")
     convert(source, root / "text.gguf")
@@ -247,7 +247,7 @@ EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith
 @pytest.mark.parametrize("name", EACH.values())
 def test_a_tower_of_a_wider_text_model_is_refused(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
     """As a file beside the text model, and in a checkpoint whose configuration says the text model's width."""
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     config = recorded["config"]
     vlm = tower_of_document(config).engines.get("mlx_vlm")
     narrow = with_tokens(recorded, tmp_path / "narrow")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tower_cases import checkpoint, recordings
+from tower_cases import checkpoint, recorded_tower, recordings
 
 from ckconv.api import convert_tower
 from ckconv.errors import CkconvError
@@ -56,7 +56,7 @@ RELEASED: dict[str, dict[str, Any]] = {
 
 def notes(name: str, root: Path, **prepared: object) -> tuple[str, ...]:
     """Of the tower whose preprocessor says this, too."""
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["prepared"] |= prepared
     return convert_tower(checkpoint(recorded, root / "source"), root / "mmproj.gguf").plan.notes
 

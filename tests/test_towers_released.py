@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_copies import gguf_copy
-from tower_cases import checkpoint, recordings, with_tokens
+from tower_cases import checkpoint, recorded_tower, recordings, with_tokens
 
 from ckconv import Options
 from ckconv.api import convert, convert_tower
@@ -68,7 +68,7 @@ TIED = {
 def test_a_head_is_tied_by_what_the_class_asks(name: str, row: str) -> None:
     made = ""
     for whole, text in product((True, False, None), repeat=2):
-        document = json.loads(json.dumps(RECORDED[name]["config"]))
+        document = recorded_tower(name)["config"]
         for table, said in ((document, whole), (document["text_config"], text)):
             table.pop("tie_word_embeddings", None)
             table.update({} if said is None else {"tie_word_embeddings": said})
@@ -83,7 +83,7 @@ def test_a_head_is_tied_by_what_the_class_asks(name: str, row: str) -> None:
     [("qwen3_vl-f16", "tie_word_embeddings"), ("llama4-f16", "text_config.tie_word_embeddings"), ("voxtral-bf16", "")],
 )
 def test_a_lost_head_is_said_with_the_key_that_would_tie_it(name: str, key: str, tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["tensors"] = {name: kind for name, kind in recorded["tensors"].items() if "lm_head" not in name}
     with pytest.raises(CkconvError, match="there is none") as info:
         convert(checkpoint(recorded, tmp_path / "hf"), tmp_path / "model.gguf")
@@ -91,14 +91,14 @@ def test_a_lost_head_is_said_with_the_key_that_would_tie_it(name: str, key: str,
 
 
 def test_a_whole_that_does_not_tie_needs_a_head_whatever_the_text_part_says(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded = recorded_tower("gemma3-f16")
     recorded["config"]["tie_word_embeddings"] = False
     with pytest.raises(CkconvError, match="not tied to the embeddings"):
         convert(checkpoint(recorded, tmp_path / "hf"), tmp_path / "model.gguf")
 
 
 def test_a_copy_without_a_head_says_no_more_than_its_source(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["qwen3_vl-f16"]))
+    recorded = recorded_tower("qwen3_vl-f16")
     recorded["tensors"] = {name: kind for name, kind in recorded["tensors"].items() if "lm_head" not in name}
     recorded["config"].pop("tie_word_embeddings")
     convert(checkpoint(recorded, tmp_path / "hf"), f"{tmp_path}/copy/", to="safetensors")
@@ -109,7 +109,7 @@ def test_a_copy_without_a_head_says_no_more_than_its_source(tmp_path: Path) -> N
 def test_paddles_model_is_tied_unless_both_say_that_it_is_not(
     whole: bool | None, text: bool | None, tmp_path: Path
 ) -> None:
-    recorded = json.loads(json.dumps(RECORDED["paddleocr_vl-f16"]))
+    recorded = recorded_tower("paddleocr_vl-f16")
     for table, said in ((recorded["config"], whole), (recorded["config"]["text_config"], text)):
         table.pop("tie_word_embeddings")
         table.update({} if said is None else {"tie_word_embeddings": said})
@@ -131,7 +131,7 @@ def test_a_llava_sees_with_what_its_vision_config_names(vision: dict[str, Any], 
 
 
 def test_qwens_flat_document_is_the_same_model(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-bf16"]))
+    recorded = recorded_tower("qwen2_5_vl-bf16")
     convert(checkpoint(recorded, tmp_path / "nested"), tmp_path / "nested.gguf")
     convert_tower(tmp_path / "nested", tmp_path / "nested-mmproj.gguf")
     text = recorded["config"].pop("text_config")
@@ -186,7 +186,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
 def test_what_llama_cpp_computes_otherwise_is_refused(
     name: str, keys: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     for path, value in keys.items():
         table, _, key = path.rpartition(".")
         {**recorded["config"], "": recorded["config"], "prepared": recorded["prepared"]}[table][key] = value
@@ -215,7 +215,7 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
 )
 def test_what_is_kept_above_more_than_below_is_refused_where_ggml_is(name: str, limit: str, tmp_path: Path) -> None:
     """``torch.clamp`` and ``mx.clip`` give the most then, ggml's CPU the least."""
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     whole = checkpoint(recorded, tmp_path / "plain")
     convert(whole, tmp_path / "text.gguf")
     convert_tower(whole, tmp_path / "mmproj.gguf")
@@ -253,7 +253,7 @@ def test_what_released_documents_say_is_no_other_model(
 ) -> None:
     made = []
     for place, said, pixels in (("one", {}, {**prepared, "do_normalize": True}), ("other", keys, prepared)):
-        recorded = json.loads(json.dumps(RECORDED[name]))
+        recorded = recorded_tower(name)
         for path, value in said.items():
             table, _, key = path.rpartition(".")
             recorded["config"][table][key] = value
@@ -270,7 +270,7 @@ def test_what_released_documents_say_is_no_other_model(
 @pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
 def test_keys_of_a_text_model_where_its_class_does_not_look_are_said(name: str, tmp_path: Path) -> None:
     """The class takes a Llama of 4,096 elements for a text model of which nothing is said."""
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["config"] = {**recorded["config"].pop("text_config"), **recorded["config"]}
     source = with_tokens(recorded, tmp_path / "source")
 
@@ -281,7 +281,7 @@ def test_keys_of_a_text_model_where_its_class_does_not_look_are_said(name: str, 
 
 def test_positions_that_llama_cpp_would_look_for_in_vain_are_refused(tmp_path: Path) -> None:
     """libmtmd ends with an assertion of ggml's at the first picture."""
-    recorded = json.loads(json.dumps(RECORDED["minicpmv4_6-f16"]))
+    recorded = recorded_tower("minicpmv4_6-f16")
     recorded["config"]["vision_config"]["image_size"] = 16
     recorded["tensors"]["model.vision_tower.embeddings.position_embedding.weight"][1][0] = 16
 
@@ -301,7 +301,7 @@ def test_a_voxtral_hears_in_no_llama_cpp(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
 def test_heads_of_a_size_that_mlx_vlm_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     recorded["config"]["text_config"]["head_dim"] = 8
     for tensor, (_, shape) in recorded["tensors"].items():
         if ".text_model." in tensor and ".self_attn." in tensor:
@@ -326,7 +326,7 @@ def test_a_checkpoint_of_a_gemma_4s_files_attends_as_llama_cpp_does_within_a_pic
 @pytest.mark.parametrize("stale", [None, 7])
 def test_ids_of_a_text_config_are_not_those_of_the_whole(stale: int | None, tmp_path: Path) -> None:
     """Qwen 2.5 VL as transformers 4.52 and later saved it."""
-    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-f32"]))
+    recorded = recorded_tower("qwen2_5_vl-f32")
     recorded["config"]["text_config"] |= {"image_token_id": stale, "video_token_id": stale}
     source = with_tokens(recorded, tmp_path / "source")
 
@@ -337,7 +337,7 @@ def test_ids_of_a_text_config_are_not_those_of_the_whole(stale: int | None, tmp_
 
 
 def test_a_flat_document_is_known_to_have_a_tower(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-f32"]))
+    recorded = recorded_tower("qwen2_5_vl-f32")
     recorded["config"] |= recorded["config"].pop("text_config") | {"model_type": "qwen2_5_vl"}
 
     report = convert(checkpoint(recorded, tmp_path / "source"), tmp_path / "text.gguf")
@@ -347,7 +347,7 @@ def test_a_flat_document_is_known_to_have_a_tower(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["yarn", "default"])
 def test_a_ministral_3_turns_by_yarn_in_mlx_vlm(kind: str, tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["mistral3-bf16"]))
+    recorded = recorded_tower("mistral3-bf16")
     yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     yarn |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16, "type": "yarn"}
     more = yarn if kind == "yarn" else {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
@@ -378,7 +378,7 @@ def test_a_ministral_3_turns_by_yarn_in_mlx_vlm(kind: str, tmp_path: Path) -> No
 def test_what_is_no_number_is_malformed(
     name: str, table: str, key: str, value: object, why: str, tmp_path: Path
 ) -> None:
-    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded = recorded_tower(name)
     (recorded["config"][table] if table else recorded["config"])[key] = value
 
     with pytest.raises(CkconvError, match=why) as caught:
@@ -389,7 +389,7 @@ def test_what_is_no_number_is_malformed(
 
 
 def test_a_word_that_the_class_of_a_tower_does_not_read_is_none_of_its_file(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["dots_ocr-f16"]))
+    recorded = recorded_tower("dots_ocr-f16")
     convert_tower(checkpoint(recorded, tmp_path / "1" / "source"), tmp_path / "one.gguf")
     recorded["config"]["vision_config"]["model_type"] = "another"
 
@@ -399,7 +399,7 @@ def test_a_word_that_the_class_of_a_tower_does_not_read_is_none_of_its_file(tmp_
 
 
 def test_a_layer_that_is_counted_from_the_first_one_is_the_same(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["llava-f16"]))
+    recorded = recorded_tower("llava-f16")
     convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "last.gguf")
     recorded["config"]["vision_feature_layer"] = 2
 
@@ -411,7 +411,7 @@ def test_a_layer_that_is_counted_from_the_first_one_is_the_same(tmp_path: Path) 
 
 
 def test_halves_whose_projectors_norm_differs_are_refused(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["mistral3-f16"]))
+    recorded = recorded_tower("mistral3-f16")
     convert_tower(with_tokens(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
     recorded["config"]["text_config"]["rms_norm_eps"] = 1e-6
     convert(with_tokens(recorded, tmp_path / "other"), tmp_path / "text.gguf")
@@ -421,7 +421,7 @@ def test_halves_whose_projectors_norm_differs_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_word_of_another_text_model_is_found(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["pixtral-f16"]))
+    recorded = recorded_tower("pixtral-f16")
     source = with_tokens(recorded, tmp_path / "source")
     convert(source, tmp_path / "text.gguf")
     convert_tower(source, tmp_path / "mmproj.gguf")
@@ -437,7 +437,7 @@ def test_a_word_of_another_text_model_is_found(tmp_path: Path) -> None:
 
 
 def test_a_quantized_text_model_has_its_own_word(tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(RECORDED["pixtral-f16"]))
+    recorded = recorded_tower("pixtral-f16")
     wider = {24: 32, 12: 16, 40: 64}
     recorded["config"]["text_config"] |= {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
     for _, shape in recorded["tensors"].values():

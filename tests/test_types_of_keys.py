@@ -112,7 +112,7 @@ def test_files_of_llama_cpps_converter_have_no_such_note(path: Path, tmp_path: P
 )
 def test_a_key_of_a_tower_is_named_too(key: str, kind: Type, right: str, tmp_path: Path, ckconv) -> None:
     """``gguf_get_val_u32`` of clip.cpp's loader ends the program at another type."""
-    case = tower_cases.checkpoint(tower_cases.recordings()["gemma3-f16"], tmp_path / "hf")
+    case = tower_cases.checkpoint(tower_cases.recorded_tower("gemma3-f16"), tmp_path / "hf")
     tower = tmp_path / "mmproj.gguf"
     made = ckconv("convert", case, tmp_path / "text.gguf", "--mmproj", tower)
     assert (made.code, "another type" in made.out) == (0, False), made.err

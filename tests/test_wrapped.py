@@ -15,7 +15,7 @@ from conftest import FIXTURES
 from family_cases import checkpoint, recording, tensors
 from family_directions import differing, read_gguf
 from safetensors_builder import tensors_of
-from tower_cases import recordings, with_tokens
+from tower_cases import recorded_tower, with_tokens
 
 import ckconv
 from ckconv.api import convert_tower
@@ -235,7 +235,7 @@ RENAMED = {
 def test_names_that_transformers_saved_with_a_prefix_too_many_are_those_of_the_model(
     renamed: str, tmp_path: Path
 ) -> None:
-    source = with_tokens(recordings()["qwen3_5-f16"], tmp_path / "model")
+    source = with_tokens(recorded_tower("qwen3_5-f16"), tmp_path / "model")
     files = "o.gguf", "t.gguf", "mlx/model.safetensors"
 
     def made(root: Path) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ def recordings() -> dict[str, Any]:
     """Name -> what was recorded."""
     found: dict[str, Any] = json.loads(RECORDED.read_text())
     return found
+
+
+@cache
+def _texts() -> dict[str, str]:
+    return {name: json.dumps(recorded) for name, recorded in recordings().items()}
+
+
+def recorded_tower(name: str) -> Any:
+    """What was recorded of one, for a test to change."""
+    return json.loads(_texts()[name])
 
 
 def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
@@ -53,7 +64,7 @@ def seen_by_mlx_vlm(name: str) -> Any:
     Six layers of a Gemma 3, a Pixtral's SiLU, experts as transformers' class of Qwen 3 VL MoE has them, a GLM-OCR's
     heads of a size of their own, of which a half turns, and the width of a PaddleOCR-VL's text model.
     """
-    recorded = json.loads(json.dumps(recordings()[name]))
+    recorded = recorded_tower(name)
     config, tensors = recorded["config"], recorded["tensors"]
     if config["model_type"] == "gemma3":
         start = "language_model.model.layers."
