@@ -557,7 +557,7 @@ def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
 def _blocks_of_others(out: TensorIndex, source: TensorIndex) -> Counter[tuple[str, bool]]:
     """Tensors quantized to another type: (type, source is blocks) -> count."""
     both = (
-        (out.everything[name].dtype, twin.dtype) for name, twin in source.everything.items() if name in out.everything
+        (out.everything[name].dtype, other.dtype) for name, other in source.everything.items() if name in out.everything
     )
     return Counter((a.name, b.kind is Kind.BLOCK) for a, b in both if a.kind is Kind.BLOCK and a.name != b.name)
 

@@ -1,4 +1,4 @@
-"""The plan of a conversion: of which output, and with what beside it."""
+"""Plans of conversions, edits and towers: source, target, refusals."""
 
 from __future__ import annotations
 
@@ -546,49 +546,49 @@ def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
     if index.config is not None and out.config is None and not kept:
         message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
         raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
-    twin = index if alike else _read_back(unedited())  # what the tensors are written as
-    if twin is not None:
-        _check_tower(out, twin, plan, flags)
-    if twin is None or out.config is None or twin.config is None or out.architecture != twin.architecture:
+    plain = index if alike else _read_back(unedited())  # what the tensors are written as
+    if plain is not None:
+        _check_tower(out, plain, plan, flags)
+    if plain is None or out.config is None or plain.config is None or out.architecture != plain.architecture:
         return
     first = "convert it first; edit changes what a document says"
-    if not alike and (idle := [text for text in out.config.overruled if text not in twin.config.overruled]):
+    if not alike and (idle := [text for text in out.config.overruled if text not in plain.config.overruled]):
         raise UsageError("usage.meta", f"{flags} would say two things, of which one is not read: {idle[0]}", hint=first)
     if ROPE_FREQUENCIES in index.tensors.keys() - out.tensors.keys():  # factors that follow from what is said
-        made, meant = (llama3_factors(one) or b"" for one in (out.config, twin.config))
+        made, meant = (llama3_factors(one) or b"" for one in (out.config, plain.config))
         if not same_factors(made, meant):
             source = index.tensors[ROPE_FREQUENCIES].source
             raise UsageError("usage.meta", f"{flags} says what follows from {source}, which is left out", hint=first)
-    differing = out.everything.keys() ^ parted(twin)[0].everything.keys()  # the output is read without its tower
+    differing = out.everything.keys() ^ parted(plain)[0].everything.keys()  # the output is read without its tower
     others = {name for name in differing - {HEAD} if not is_beside_text(out.config.raw, name)}
     if others and not (alike and plan.options.drop):
         hint = "without it they are as in the source"
         raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
-    shared = out.everything.keys() & twin.everything.keys()
-    if any(out.everything[name].layout.scale != twin.everything[name].layout.scale for name in shared):
+    shared = out.everything.keys() & plain.everything.keys()
+    if any(out.everything[name].layout.scale != plain.everything[name].layout.scale for name in shared):
         hint = "change config.json itself for a model that computes something else"
         raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
 
 
-def _check_tower(out: TensorIndex, twin: TensorIndex, plan: Plan, flags: str) -> None:
+def _check_tower(out: TensorIndex, plain: TensorIndex, plan: Plan, flags: str) -> None:
     """Check that flags say no other tower than the one that is stored.
 
     Args:
-        twin: what is written without them.
+        plain: what is written without them.
 
     Raises:
         UsageError: ``usage.meta``.
     """
     from ckconv.formats.huggingface.read import tower_index
 
-    was, now = (tower_of_document(document_of(one.metadata)) for one in (twin, out))
+    was, now = (tower_of_document(document_of(one.metadata)) for one in (plain, out))
     if was is not now:  # the class is another, as a note says
         return
     side = plan.contents().side_files
     documents = {name: b"".join(pieces_of(side[name])) for name in side if name.endswith("processor_config.json")}
-    read = (lambda one: one) if twin.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
+    read = (lambda one: one) if plain.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
     try:
-        meant = read(twin)
+        meant = read(plain)
     except (InputError, UnsupportedError):  # there is none, or none that is known
         return
     try:

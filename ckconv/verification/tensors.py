@@ -242,8 +242,8 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
     return None
 
 
-# LoRA matrices of another rank than their twins: zeros beyond the smaller rank add nothing. A format with one rank for
-# all modules stores those of a smaller rank so.
+# LoRA matrices of another rank than the source's: zeros beyond the smaller rank add nothing. A format with one rank
+# for all modules stores those of a smaller rank so.
 
 _A, _B = f".{Role.A.value}", f".{Role.B.value}"
 
@@ -490,22 +490,22 @@ class TensorComparison:
 
         The next array of the matrix may be far away in the file.
         """
-        twin = self._twin(key)
-        if twin is None or tensor.shape != twin.shape or not writable(twin.dtype, tensor.dtype):
+        source = self._source_of(key)
+        if source is None or tensor.shape != source.shape or not writable(source.dtype, tensor.dtype):
             return
-        conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))._replace(
+        conversion = between(source, tensor, decoded=self.decodes is not None and self.decodes(source))._replace(
             plane=array
         )
-        plainly = in_rows_of(tensor, twin) is tensor and not quantized_order(twin, tensor.dtype, tensor.layout)
-        if plainly and is_handed_over(twin, conversion):
+        plainly = in_rows_of(tensor, source) is tensor and not quantized_order(source, tensor.dtype, tensor.layout)
+        if plainly and is_handed_over(source, conversion):
             told = partial(self._told, tensor.name)
-            found = wrong_rows(tensor.planes[array], twin, conversion, self.files, told, tiles=self.tiles)
+            found = wrong_rows(tensor.planes[array], source, conversion, self.files, told, tiles=self.tiles)
             self._arrays.setdefault(key, []).append(found)
 
-    def _twin(self, key: str) -> Tensor | None:
+    def _source_of(self, key: str) -> Tensor | None:
         """The source's tensor of this name; none for a head that was left out."""
-        twin = self._theirs.get(key)
-        return None if twin is not None and key == "output.weight" and self._may_be_left_out(twin) else twin
+        source = self._theirs.get(key)
+        return None if source is not None and key == "output.weight" and self._may_be_left_out(source) else source
 
     def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
         """Look at one tensor of the output."""
@@ -515,17 +515,17 @@ class TensorComparison:
                 text = f"{_label(tensor)} is not the table of sines and cosines that the class computes"
                 yield Fault("verify.tensor", text, tensor.source)
             return
-        twin = self._twin(key)
-        self._found += twin is not None
-        if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
-            twin = self._theirs.get("token_embedding.weight")
-            twin = canonical.as_head(twin, self.source.config) if twin is not None and self.source is not None else None
-        if twin is not None and tensor.name in self._embedded and self._is_left_out(twin, key):
+        source = self._source_of(key)
+        self._found += source is not None
+        if source is None and key == "output.weight":  # a tied head that was given a tensor of its own
+            source, index = self._theirs.get("token_embedding.weight"), self.source
+            source = canonical.as_head(source, index.config) if source is not None and index is not None else None
+        if source is not None and tensor.name in self._embedded and self._is_left_out(source, key):
             return
-        if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
+        if source is not None and tensor.may_be_absent and self._may_be_left_out(source) and self._is_zero(tensor):
             self.zero_filled += 1
-        elif twin is not None:
-            yield from self._rows(tensor, twin, self._arrays.pop(key, []))
+        elif source is not None:
+            yield from self._rows(tensor, source, self._arrays.pop(key, []))
         elif key == ROPE_FREQUENCIES and self.source and self._follows(tensor, self.source.config, ("llama3",)):
             return
         elif self.source is not None:
@@ -614,57 +614,57 @@ class TensorComparison:
         seeing = towers.tower_family(self.out.tower.family) if self.out.tower is not None else None
         return towers.holds_drafts(self.out.format, config, seeing) and not (row and row.drafts)
 
-    def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
+    def _rows(self, tensor: Tensor, source: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's.
 
         Args:
             arrays: wrong rows of each array, and values that were rounded, where that was done before.
         """
         label = f"{_label(tensor)}"
-        if tensor.shape != twin.shape and self.out.adapter is not None:
-            tensor, twin = same_rank(tensor, twin, self.files)
-        if tensor.shape != twin.shape:
-            text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"
+        if tensor.shape != source.shape and self.out.adapter is not None:
+            tensor, source = same_rank(tensor, source, self.files)
+        if tensor.shape != source.shape:
+            text = f"{label} has shape {list(tensor.shape)}, {source.source} has {list(source.shape)}"
             return [Fault("verify.tensor", text, tensor.source)]
-        if not writable(twin.dtype, tensor.dtype):
-            text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
+        if not writable(source.dtype, tensor.dtype):
+            text = f"{label} is {tensor.dtype}, {source.source} is {source.dtype}"
             return [Fault("verify.tensor", text, tensor.source)]
-        if ordered := quantized_order(twin, tensor.dtype, tensor.layout):
-            twin, tensor = ordered[0], replace(tensor, layout=ordered[1])
-        tensor, twin = in_rows_of(tensor, twin), in_rows_of(twin, tensor)
-        conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))
-        alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
-        alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers
+        if ordered := quantized_order(source, tensor.dtype, tensor.layout):
+            source, tensor = ordered[0], replace(tensor, layout=ordered[1])
+        tensor, source = in_rows_of(tensor, source), in_rows_of(source, tensor)
+        conversion = between(source, tensor, decoded=self.decodes is not None and self.decodes(source))
+        alike = tensor.dtype is source.dtype and not conversion.shift and tensor.layout.same_bytes_as(source.layout)
+        alike = alike and source.merge is None and not source.packed  # equal arrays may stand for other numbers
         told = partial(self._told, tensor.name)
-        if alike and self.files.are_same(paired_runs(tensor, twin), told):
-            return self._sampled(tensor, twin, conversion)
+        if alike and self.files.are_same(paired_runs(tensor, source), told):
+            return self._sampled(tensor, source, conversion)
         importance = self.importance.get(tensor.name)
         if arrays:
             wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), sum(n for _, n in arrays)
         else:
-            wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
+            wrong, rounded = wrong_rows(tensor, source, conversion, self.files, told, importance, self.tiles)
         decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantizer(tensor.dtype)
         if wrong and decoded:
-            again, count = wrong_rows(tensor, twin, of_values(conversion), self.files, lambda _: None, importance)
+            again, count = wrong_rows(tensor, source, of_values(conversion), self.files, lambda _: None, importance)
             wrong, rounded, conversion = (
                 (wrong, rounded, conversion) if again else (again, count, of_values(conversion))
             )
         if not wrong:
             self.rounded += rounded > 0
-            return self._sampled(tensor, twin, conversion)
+            return self._sampled(tensor, source, conversion)
         if self.decodes is None and conversion.shift in EXPONENTIALS and tensor.dtype is F32:  # of another program
             from ckconv.verification.values import is_faithful
 
-            if conversion.factor == 1.0 and is_faithful(tensor, twin, conversion.shift, self.files):
+            if conversion.factor == 1.0 and is_faithful(tensor, source, conversion.shift, self.files):
                 return []
         unit = "row" if tensor.layout.cols > 1 else "element"
         which = f"{unit} {wrong[0]:,} is"
         if len(wrong) > 1:
             which = f"{len(wrong):,} of {tensor.layout.rows:,} {unit}s, from {wrong[0]:,} on, are"
-        text = f"{label} differs from {twin.source}: {which} not what the source holds"
+        text = f"{label} differs from {source.source}: {which} not what the source holds"
         return [Fault("verify.tensor", text, tensor.source)]
 
-    def _sampled(self, tensor: Tensor, twin: Tensor, conversion: Conversion) -> list[Fault]:
+    def _sampled(self, tensor: Tensor, source: Tensor, conversion: Conversion) -> list[Fault]:
         """Compare a few rows once more, by a second implementation."""
         if self.source is None or (conversion.action is Action.COPY and not self.source.adapters):
             return []
@@ -672,11 +672,11 @@ class TensorComparison:
 
         moved = conversion.shift, conversion.factor
         importance = self.importance.get(tensor.name)
-        sample = Sample(tensor, twin, self.source, *moved, importance, conversion.quantizes)
+        sample = Sample(tensor, source, self.source, *moved, importance, conversion.quantizes)
         text = disagreement(sample, self.files)
         if not text:
             return []
-        return [Fault("verify.tensor", f"{_label(tensor)} differs from {twin.source}: {text}", tensor.source)]
+        return [Fault("verify.tensor", f"{_label(tensor)} differs from {source.source}: {text}", tensor.source)]
 
     def _follows(self, tensor: Tensor, config: ModelConfig | None, kinds: Collection[str]) -> bool:
         """Whether a tensor is the factors of RoPE that a configuration says."""
