@@ -20,7 +20,7 @@ from conftest import FIXTURES, Result
 from remote_servers import Server, serving
 
 from ckconv.formats.locate import located
-from ckconv.io import remote as http, standing as elsewhere
+from ckconv.io import remote as http, standins as elsewhere
 
 Ckconv = Callable[..., Result]
 

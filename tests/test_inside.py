@@ -20,7 +20,7 @@ from packed_checkpoints import arrays_of
 from safetensors.numpy import load_file
 
 from ckconv.core.tensors import Extent
-from ckconv.io.standing import Assembly, Box, Pieces
+from ckconv.io.standins import Assembly, Box, Pieces
 
 Run = Callable[..., Result]
 DISTRIBUTED = FIXTURES / "pytorch" / "distributed"

@@ -24,7 +24,7 @@ from remote_servers import Server, hub, serving
 
 import ckconv as ckconv_package
 from ckconv import errors
-from ckconv.io import remote as http, standing as elsewhere
+from ckconv.io import remote as http, standins as elsewhere
 
 ROOT = Path(__file__).parent.parent
 LLAMA, QWEN2 = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", FIXTURES / "hf" / "qwen2-tied-bf16"
@@ -267,7 +267,7 @@ def test_a_thread_that_is_not_to_be_had_is_the_systems(server: Server, monkeypat
     file = http.HttpFile(f"{server.url}/m.gguf")
     reader = elsewhere.RangeReader(file)
     monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
-    monkeypatch.setattr("ckconv.io.standing.threading.Thread.start", none)
+    monkeypatch.setattr("ckconv.io.standins.threading.Thread.start", none)
     with pytest.raises(errors.OutputError, match="a thread cannot be started: can't start new thread") as caught:
         reader.read(0, 4, in_order=False)
     assert caught.value.code == "system"

@@ -267,7 +267,7 @@ def open_index(
     piped = how = ""
     if source is None:
         if path == Path("-") and not os.path.lexists(path):
-            from ckconv.io.standing import spooled
+            from ckconv.io.standins import spooled
 
             path, nbytes = spooled()
             piped = f"read from a pipe: {nbytes:,} bytes of temporary space"

@@ -1,4 +1,4 @@
-"""Stand-ins of models that lie in other files (:mod:`ckconv.io.standing`).
+"""Stand-ins of models that lie in other files (:mod:`ckconv.io.standins`).
 
 =============================================  =========================================================
 ``.metadata`` and ``*.distcp``                 tensors of torch.distributed, put together as a checkpoint
@@ -37,7 +37,7 @@ from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
 from ckconv.formats.safetensors.container import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.io.files import ByteSource, Cursor, FileSource, open_source, opened_regular
-from ckconv.io.standing import Part, Pieces, SwappedRun
+from ckconv.io.standins import Part, Pieces, SwappedRun
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.
 _MAX_HEADER = 1 << 20

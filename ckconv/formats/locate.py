@@ -19,7 +19,7 @@ from ckconv.io import address_of
 from ckconv.io.json import Document, parse_object, read_document
 
 if TYPE_CHECKING:
-    from ckconv.io.standing import Origin
+    from ckconv.io.standins import Origin
 
 #: OWNER/NAME, and perhaps a revision.
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
@@ -242,7 +242,7 @@ def standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         if any(str(folder) in files for folder in PurePosixPath(path).parents):
             message = f"lists {quoted(path)}, and a file of the name of its folder"
             raise InputError("index.path", message, path=url, hint="download what belongs to the model")
-    from ckconv.io.standing import stand_in
+    from ckconv.io.standins import stand_in
 
     return stand_in(url, name, files)
 

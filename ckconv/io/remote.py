@@ -30,7 +30,7 @@ from ckconv.errors import (
     short,
     shown,
 )
-from ckconv.io.standing import keep
+from ckconv.io.standins import keep
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -237,7 +237,7 @@ class HttpFile:
         Args:
             headers: further ones, of the first server only: what it sends elsewhere needs no credentials.
             shown: what messages call it.
-            state: see :class:`ckconv.io.standing.Origin`, where the server need not be asked.
+            state: see :class:`ckconv.io.standins.Origin`, where the server need not be asked.
         """
         self._state = state
         self._shown = shown or url
@@ -254,11 +254,11 @@ class HttpFile:
 
     @property
     def state(self) -> str:
-        """See :class:`ckconv.io.standing.Origin`."""
+        """See :class:`ckconv.io.standins.Origin`."""
         return self._state or self._mark or ""
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
-        """See :class:`ckconv.io.standing.Origin`."""
+        """See :class:`ckconv.io.standins.Origin`."""
         return retried(lambda: self._get(offset, nbytes), self._shown)
 
     def _get(self, offset: int, nbytes: int, *, first: bool = False) -> bytes:
@@ -371,7 +371,7 @@ class FsspecFile:
             raise UnsupportedError("remote.changes", message, path=shown, hint="download it first")
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
-        """See :class:`ckconv.io.standing.Origin`."""
+        """See :class:`ckconv.io.standins.Origin`."""
         return retried(lambda: self._read(offset, nbytes), self._shown)
 
     def _read(self, offset: int, nbytes: int) -> bytes:

@@ -28,7 +28,7 @@ from ckconv.formats.pytorch.read import (
     unpickle,
 )
 from ckconv.io.files import FileSource, open_source
-from ckconv.io.standing import Assembly, Box, Window
+from ckconv.io.standins import Assembly, Box, Window
 
 # -- Directories of ``torch.distributed.checkpoint`` (DCP, FSDP) -------------------------------------------------------
 # ``.metadata`` and ``__RANK_N.distcp``.

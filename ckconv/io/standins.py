@@ -292,7 +292,7 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
 
 
 # -- A virtual file: runs of other files, and tensors cut over several -------------------------------------------------
-# A stand-in (:mod:`ckconv.io.standing`) has its size, and what is read of it is put together here: whatever reads files
+# A stand-in (:mod:`ckconv.io.standins`) has its size, and what is read of it is put together here: whatever reads files
 # reads shards of a training run, members of an archive and a model behind a program as files of their own.
 
 
@@ -347,7 +347,7 @@ Part = bytes | Extent | SwappedRun | Assembly
 
 
 class Pieces(LocalOrigin):
-    """The file: see :class:`ckconv.io.standing.Origin`."""
+    """The file: see :class:`ckconv.io.standins.Origin`."""
 
     whole = False
 
@@ -360,7 +360,7 @@ class Pieces(LocalOrigin):
         self.state = ""
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
-        """See :class:`ckconv.io.standing.Origin`."""
+        """See :class:`ckconv.io.standins.Origin`."""
         out = bytearray(nbytes)
         at = 0
         number = bisect_right(self._ends, offset)
