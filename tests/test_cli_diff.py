@@ -522,10 +522,13 @@ def test_what_two_formats_do_not_both_say_is_named(ckconv: Run, tmp_path: Path) 
         assert (line in found.out.splitlines()) is bool(names)
 
 
-def test_what_headers_of_safetensors_say_has_no_type(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+def test_what_a_header_says_of_a_packing_is_the_tensors_matter(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    """torchao says in ``__metadata__`` how each matrix is stored."""
     source, made = FIXTURES / "quantised" / "torchao-nvfp4", tmp_path / "made"
     assert ckconv("convert", source, f"{made}/", "--to", "hf", "--dequantize", "--dtype", "source").code == 0
+    assert ckconv("edit", made, f"{tmp_path}/noted/", "--set-meta", "__metadata__.note=hi").code == 0
 
-    found = ckconv("diff", made, source)
+    same, noted = ckconv("diff", made, source), ckconv("diff", tmp_path / "noted", source)
 
-    assert (found.code, "not the same model" in found.out) == (5, True), found.err
+    assert (same.code, "the same model" in same.out) == (0, True), same.out + same.err
+    assert (noted.code, "__metadata__.note" in noted.out, "NVFP4" in noted.out) == (5, True, False), noted.out

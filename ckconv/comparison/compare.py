@@ -571,6 +571,9 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     """
     if a.config is None or b.config is None:
         return False
+    tensor = fact.key.removeprefix(f"{METADATA}.")
+    if tensor != fact.key and (tensor in a.canonical_of or tensor in b.canonical_of):
+        return True  # how torchao stores a tensor, which was compared itself
     of_headers = (index.metadata[fact.key] for index in (a, b) if not fact.file and fact.key in index.metadata)
     stored = {getattr(value, "type", "") for value in of_headers}  # those of safetensors are bare texts
     scales = len(stored) == 1 and re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key)

@@ -38,7 +38,7 @@ from ckconv.families.catalog import asks_target, drafter_of, layers_behind, own_
 from ckconv.families.schema import TOWER
 from ckconv.formats import detect, format_of, hazards, load
 from ckconv.formats.bump.releases import DEFAULT
-from ckconv.formats.destination import Destination
+from ckconv.formats.destination import Destination, of_tower_alone
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.model import seen_alike
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
@@ -669,7 +669,9 @@ def check_output(
         named: side file -> where it is, if not beside the model.
     """
     if source is not None:
-        out, source = seen_alike(out, source)
+        whole, (out, source) = source, seen_alike(out, source)
+        if out.tower is not None and out.config is None and source is not whole:
+            options = of_tower_alone(whole, source, options)
     if options.strict:
         hazards.noted(out, strict=True)
     beside = check_beside(path, out, source)

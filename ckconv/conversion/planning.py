@@ -54,12 +54,12 @@ from ckconv.formats.destination import (
     ARCHIVED,
     STDOUT,
     Destination,
-    check_globs,
     check_options,
     check_version,
     destination,
     followable,
     named_by_directory,
+    of_tower_alone,
     says_nothing,
 )
 from ckconv.formats.detect import open_index
@@ -243,19 +243,9 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
         raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
     whole = open_index(as_path(source), follow_links=options.follow_links)
     index = tower_index(whole)
-    names = {name for tensor in index.everything.values() for name in (tensor.name, tensor.source)}
-    names |= {stored.name for stored in index.stored}
-    (drop, text_drop), (decode, text_decode) = (_by_names(globs, names) for globs in (options.drop, options.decode))
-    check_globs(whole, Options(drop=text_drop, decode=text_decode))
-    own = replace(tower_options(options), file_name=place.file_name, drop=drop, decode=decode)
+    own = replace(tower_options(of_tower_alone(whole, index, options)), file_name=place.file_name)
     with readable(index.path):
         return make_plan(index, place.format, own), place
-
-
-def _by_names(globs: Sequence[str], names: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globs that name something of a tower, and the others."""
-    mine = tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
-    return mine, tuple(glob for glob in globs if glob not in mine)
 
 
 # -- The plan of one output --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -230,6 +231,19 @@ def check_globs(index: TensorIndex, options: Options) -> None:
     for glob in options.decode:
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")
+
+
+def of_tower_alone(whole: TensorIndex, tower: TensorIndex, options: Options) -> Options:
+    """Options of a tower: globs of the text model beside it name none of its tensors."""
+    names = {name for tensor in tower.everything.values() for name in (tensor.name, tensor.source)}
+    names |= {stored.name for stored in tower.stored}
+    drop, decode = (
+        tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
+        for globs in (options.drop, options.decode)
+    )
+    texts = (tuple(one for one in options.drop if one not in drop), tuple(o for o in options.decode if o not in decode))
+    check_globs(whole, Options(drop=texts[0], decode=texts[1]))
+    return replace(options, drop=drop, decode=decode)
 
 
 def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
