@@ -234,7 +234,7 @@ def check_globs(index: TensorIndex, options: Options) -> None:
 
 
 def of_tower_alone(whole: TensorIndex, tower: TensorIndex, options: Options) -> Options:
-    """Options of a tower: globs of the text model beside it name none of its tensors."""
+    """Options of a tower, without globs of the text model beside it."""
     names = {name for tensor in tower.everything.values() for name in (tensor.name, tensor.source)}
     names |= {stored.name for stored in tower.stored}
     drop, decode = (

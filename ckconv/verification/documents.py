@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -392,7 +392,13 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
-    plain = {key for key, value in meant.items() if copied and not isinstance(value, dict | list)}
+    plain = {*meant} if copied else set()
+    within = free | _DRAFTED
+    free -= {"transformers_version", "_name_or_path"} if copied else set()
+    types = needed()["documents"]["types"]
+    floats = {types[stored.dtype.name] for stored in pair.out.stored if stored.dtype.name in types}
+    for key in (key for key in _TYPES if copied and mine.get(key) not in (meant.get(key), *floats, types["F32"])):
+        yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), CONFIG_NAME)
     said = (said | (plain - _DRAFTED)) - ({_CLASSES} if other else set())
     for key, value in meant.items():
         if key in free or not (alike or key in there) or _is_no_token(key, value, meant):
@@ -401,7 +407,9 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
             yield Fact(key, None, shown(value), CONFIG_NAME)
         elif value is None and key == "vocab_size":
             continue  # the rows of the embedding, which are compared
-        elif key in said and all(unequal(mine[key], one) for one in (value, strictly(value))):
+        elif re.search("Infinity|NaN", str(shown(value))) and mine[key] == pair.family.document.written.get(key):
+            continue  # as a strict document says it to the class
+        elif key in said and not any(_is_within(mine[key], one, within) for one in (value, strictly(value))):
             yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
     for key in sorted(mine.keys() - meant.keys() - free if copied else ()):
         yield Fact(key, shown(mine[key]), None, CONFIG_NAME)
@@ -411,6 +419,13 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
         known = default not in (UNREAD, UNKNOWN, None) and not _is_no_token(key, default, mine)
         if known and mine.get(key) is not None and unequal(mine[key], default):
             yield Fact(key, shown(mine[key]), shown(default), CONFIG_NAME)
+
+
+def _is_within(mine: Any, meant: Any, free: Collection[str]) -> bool:
+    """Whether tables say the same but for keys that are free."""
+    if not isinstance(mine, dict) or not isinstance(meant, dict):
+        return not unequal(mine, meant)
+    return all(_is_within(mine.get(key), meant.get(key), free) for key in (mine.keys() | meant.keys()) - {*free})
 
 
 # -- Rules of an output for another library ---------------------------------------------------------------------------

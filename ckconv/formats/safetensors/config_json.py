@@ -654,7 +654,9 @@ def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context
     if key := metadata.text_key(document):
         return {**document, key: _with_context(document[key], config, context)}
     own = _contexts(catalog.FAMILIES[config.family], config, context) if config else {}
-    words = [key for key in dict.fromkeys(("max_position_embeddings", *own)) if key in document]
+    row = catalog.FAMILIES[config.family].parameters.get("context") if config else None
+    aliases = [cell.key for cell in row.key_cells("hf") if cell.alias] if row else []
+    words = [key for key in dict.fromkeys(("max_position_embeddings", *own, *aliases)) if key in document]
     words = words or [*own][:1] or ["max_position_embeddings"]
     document |= {word: own.get(word, context) for word in words}
     scaling = (config.rope_scaling if config else None) or {}
