@@ -409,8 +409,9 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
             continue  # the rows of the embedding, which are compared
         elif re.search("Infinity|NaN", str(shown(value))) and mine[key] == pair.family.document.written.get(key):
             continue  # as a strict document says it to the class
-        elif key in said and not any(_is_within(mine[key], one, within) for one in (value, strictly(value))):
-            yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
+        elif key in said:
+            each = ([*_unlike(mine[key], one, within, key)] for one in (value, strictly(value)))
+            yield from (Fact(path, shown(one), shown(other), CONFIG_NAME) for path, one, other in min(each, key=len))
     for key in sorted(mine.keys() - meant.keys() - free if copied else ()):
         yield Fact(key, shown(mine[key]), None, CONFIG_NAME)
     told = CONSUMERS.get(pair.source.format) == TRANSFORMERS and pair.of_text  # no class of MLX has such defaults
@@ -421,11 +422,13 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
             yield Fact(key, shown(mine[key]), shown(default), CONFIG_NAME)
 
 
-def _is_within(mine: Any, meant: Any, free: Collection[str]) -> bool:
-    """Whether tables say the same but for keys that are free."""
-    if not isinstance(mine, dict) or not isinstance(meant, dict):
-        return not unequal(mine, meant)
-    return all(_is_within(mine.get(key), meant.get(key), free) for key in (mine.keys() | meant.keys()) - {*free})
+def _unlike(mine: Any, meant: Any, free: Collection[str], where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Paths of tables that say two things, but for keys that are free."""
+    if isinstance(mine, dict) and isinstance(meant, dict):
+        for key in sorted((mine.keys() | meant.keys()) - {*free}):
+            yield from _unlike(mine.get(key), meant.get(key), free, f"{where}.{key}")
+    elif unequal(mine, meant):
+        yield where, mine, meant
 
 
 # -- Rules of an output for another library ---------------------------------------------------------------------------
