@@ -392,8 +392,8 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
-    plain = {*meant} if copied else set()
-    within = free | _DRAFTED
+    plain = {*meant} - ({*TABLES_OF_ROPE} if pair.options.context else set()) if copied else set()
+    within = free | _DRAFTED | {_CLASS} | (set(TABLES_OF_ROPE) if pair.options.context else set())
     free -= {"transformers_version", "_name_or_path"} if copied else set()
     types = needed()["documents"]["types"]
     floats = {types[stored.dtype.name] for stored in pair.out.stored if stored.dtype.name in types}
