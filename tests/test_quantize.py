@@ -590,6 +590,18 @@ def test_q8_0_is_as_libgguf_makes_it() -> None:
     assert made.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_q8_0_of_so_few_blocks_leaves_its_values_alone(blocks: int) -> None:
+    values = np.linspace(-127, 127, 32 * blocks, dtype=np.float32).reshape(blocks, 32)
+    before = values.copy()
+    values.flags.writeable = False
+
+    made = convert.quantize(values, DTYPES["Q8_0"])
+
+    assert made.tobytes() == gguf.quants.quantize(before, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    assert (made.shape, values.tobytes()) == ((blocks, 34), before.tobytes())
+
+
 @pytest.mark.needs("ggml_python")
 @pytest.mark.parametrize("name", sorted(convert.CHECKSUMS))
 @pytest.mark.parametrize("weighted", [False, True])

@@ -301,7 +301,7 @@ def _q8_0(floats: Floats) -> Rows:
     """
     groups = np.ascontiguousarray(floats).reshape(-1, Q8_0.block)
     # Numpy is fast along contiguous numbers: the largest are those of whole columns, which four values wide are turned.
-    columns: Floats = np.ascontiguousarray(groups.view(np.complex128).T).view(np.float32)
+    columns: Floats = np.array(groups.view(np.complex128).T, order="C").view(np.float32)  # a copy, of one block too
     np.abs(columns, out=columns)
     scales = np.ascontiguousarray(columns.max(axis=0).reshape(-1, 4).T).max(axis=0) / np.float32(127)
     with np.errstate(all="ignore"):
@@ -314,7 +314,7 @@ def _q8_0(floats: Floats) -> Rows:
         blocks = np.empty((len(groups), Q8_0.size), np.uint8)
         blocks[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
         blocks[:, 2:] = exact.astype(np.int8).view(np.uint8)
-    return blocks.reshape(len(floats), -1)
+    return blocks.reshape(len(floats), floats.shape[1] // Q8_0.block * Q8_0.size)
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
