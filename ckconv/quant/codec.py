@@ -398,6 +398,21 @@ def _float16_values() -> Floats:
     return values
 
 
+def turned(groups: Floats) -> Floats:
+    """Copy values ``[n, columns]`` to contiguous ``[columns / 4, 4 n]``.
+
+    Numpy compares whole vectors of these, in a fifth of the time that it takes for each group: see :func:`reduced`.
+    """
+    columns: Floats = np.array(groups.view(np.complex128).T, order="C").view(np.float32)
+    return columns
+
+
+def reduced(columns: Floats, by: np.ufunc) -> Floats:
+    """What ``by`` makes of each of the ``n`` groups that were turned."""
+    ends: Floats = by.reduce(np.ascontiguousarray(by.reduce(columns).reshape(-1, 4).T))
+    return ends
+
+
 def looked_up(table: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
     """Return ``table[codes]``, made of some codes at a time.
 

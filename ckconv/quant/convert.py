@@ -41,7 +41,7 @@ from ckconv.core.layouts import (
 )
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant, packed
-from ckconv.quant.codec import from_float32, libgguf, to_float32
+from ckconv.quant.codec import from_float32, libgguf, reduced, to_float32, turned
 from ckconv.quant.mlx import TRIPLES, Triple, plane_types, quantize_triple, split_planes, triple_of
 from ckconv.system import c_function
 
@@ -300,10 +300,9 @@ def _q8_0(floats: Floats) -> Rows:
     ``quantize_row_q8_0_ref`` of ``ggml-quants.c``, for which compilers call that function once a value.
     """
     groups = np.ascontiguousarray(floats).reshape(-1, Q8_0.block)
-    # Numpy is fast along contiguous numbers: the largest are those of whole columns, which four values wide are turned.
-    columns: Floats = np.array(groups.view(np.complex128).T, order="C").view(np.float32)  # a copy, of one block too
+    columns = turned(groups)
     np.abs(columns, out=columns)
-    scales = np.ascontiguousarray(columns.max(axis=0).reshape(-1, 4).T).max(axis=0) / np.float32(127)
+    scales = reduced(columns, np.maximum) / np.float32(127)
     with np.errstate(all="ignore"):
         exact: Floats = groups * np.where(scales > 0, np.float32(1) / scales, np.float32(0))[:, np.newaxis]
         # Half away from zero: the number below a half is added, with the sign, and the fraction cut off.

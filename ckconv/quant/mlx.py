@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.late import Bytes, Floats, NamedTuple, NDArray, Rows, np
 from ckconv.core.layouts import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.quant.codec import from_float32, pack, to_float32, unpack
+from ckconv.quant.codec import from_float32, pack, reduced, to_float32, turned, unpack
 
 if TYPE_CHECKING:
     import os
@@ -370,12 +370,8 @@ def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: boo
 
 def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
     """Scale and bias of each group."""
-    # Turned, two numbers at a time, so that whole vectors are compared: a fifth of the time of reducing each group.
-    twos = np.ascontiguousarray(grouped).view(np.uint64).reshape(-1, q.group_size // 2)
-    turned = np.ascontiguousarray(twos.T).view(np.float32)
-    lows, highs = turned.min(0), turned.max(0)
-    low, high = np.minimum(lows[::2], lows[1::2]), np.maximum(highs[::2], highs[1::2])
-    low, high = (ends.reshape(*grouped.shape[:-1], 1) for ends in (low, high))
+    columns = turned(np.ascontiguousarray(grouped).reshape(-1, q.group_size))
+    low, high = (reduced(columns, by).reshape(*grouped.shape[:-1], 1) for by in (np.minimum, np.maximum))
     scale = np.maximum((high - low) / np.float32((1 << q.bits) - 1), np.float32(_LEAST_SCALE))
     if q.bits == 1:
         return scale, grouped.min(-1, keepdims=True)  # its sign is stored, of zeros, too
@@ -388,7 +384,8 @@ def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
 
 def _scales(grouped: Floats, q: Quantization, number: DType) -> Rows:
     """The scale of each group as it is stored."""
-    scale = np.abs(grouped).max(-1) / np.float32(_LARGEST[q.bits])
+    columns = turned(np.abs(grouped).reshape(-1, q.group_size))
+    scale = reduced(columns, np.maximum).reshape(grouped.shape[:-1]) / np.float32(_LARGEST[q.bits])
     round_to(scale, number)
     if q.mode == "nvfp4":
         if scale.max(initial=0) > _LARGEST[8]:
