@@ -408,7 +408,7 @@ def turned(groups: Floats) -> Floats:
 
 
 def reduced(columns: Floats, by: np.ufunc) -> Floats:
-    """What ``by`` makes of each of the ``n`` groups that were turned."""
+    """Reduce each of the ``n`` groups that were turned to a value ``[n]``."""
     ends: Floats = by.reduce(np.ascontiguousarray(by.reduce(columns).reshape(-1, 4).T))
     return ends
 
