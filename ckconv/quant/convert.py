@@ -41,7 +41,7 @@ from ckconv.core.layouts import (
 )
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant, packed
-from ckconv.quant.codec import from_float32, libgguf, reduced, to_float32, turned
+from ckconv.quant.codec import from_float32, libgguf, reduced, to_float32, transposed
 from ckconv.quant.mlx import TRIPLES, Triple, plane_types, quantize_triple, split_planes, triple_of
 from ckconv.system import c_function
 
@@ -300,7 +300,7 @@ def _q8_0(floats: Floats) -> Rows:
     ``quantize_row_q8_0_ref`` of ``ggml-quants.c``, for which compilers call that function once a value.
     """
     groups = np.ascontiguousarray(floats).reshape(-1, Q8_0.block)
-    columns = turned(groups)
+    columns = transposed(groups)
     np.abs(columns, out=columns)
     scales = reduced(columns, np.maximum) / np.float32(127)
     with np.errstate(all="ignore"):

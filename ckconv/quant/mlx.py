@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.late import Bytes, Floats, NamedTuple, NDArray, Rows, np
 from ckconv.core.layouts import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.quant.codec import from_float32, pack, reduced, to_float32, turned, unpack
+from ckconv.quant.codec import from_float32, pack, reduced, to_float32, transposed, unpack
 
 if TYPE_CHECKING:
     import os
@@ -370,7 +370,7 @@ def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: boo
 
 def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
     """Scale and bias of each group."""
-    columns = turned(np.ascontiguousarray(grouped).reshape(-1, q.group_size))
+    columns = transposed(np.ascontiguousarray(grouped).reshape(-1, q.group_size))
     low, high = (reduced(columns, by).reshape(*grouped.shape[:-1], 1) for by in (np.minimum, np.maximum))
     scale = np.maximum((high - low) / np.float32((1 << q.bits) - 1), np.float32(_LEAST_SCALE))
     if q.bits == 1:
@@ -384,7 +384,7 @@ def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
 
 def _scales(grouped: Floats, q: Quantization, number: DType) -> Rows:
     """The scale of each group as it is stored."""
-    columns = turned(np.abs(grouped).reshape(-1, q.group_size))
+    columns = transposed(np.abs(grouped).reshape(-1, q.group_size))
     scale = reduced(columns, np.maximum).reshape(grouped.shape[:-1]) / np.float32(_LARGEST[q.bits])
     round_to(scale, number)
     if q.mode == "nvfp4":
