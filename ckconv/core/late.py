@@ -127,11 +127,17 @@ else:
         put = object.__setattr__
         setters = [vars(kind)[name].__set__ for name in names if "__slots__" in vars(kind)]
 
-        def fill(it: object, values: tuple[Any, ...]) -> None:
-            for setter, value in zip(setters, values):  # noqa: B905 - there are none, or one for each
+        def by_slots(it: object, values: tuple[Any, ...]) -> None:
+            for setter, value in zip(setters, values, strict=True):
                 setter(it, value)
-            if not setters:
-                vars(it).update(zip(names, values, strict=True))
+
+        def by_names(it: object, values: tuple[Any, ...]) -> None:
+            it.__dict__.update(zip(names, values, strict=True))
+
+        stored = by_slots if setters else by_names
+
+        def fill(it: object, values: tuple[Any, ...]) -> None:
+            stored(it, values)
             for name, maker in makers.items():
                 if getattr(it, name) is maker:
                     put(it, name, maker())
@@ -139,7 +145,7 @@ else:
                 it.__post_init__()
 
         defaults = tuple(value for value in given if value is not dataclasses.MISSING)
-        return _function("__init__", ("self", *names), fill, defaults)
+        return _function("__init__", ("self", *names), fill if makers or ends else stored, defaults)
 
     def _refuse(it: object, name: str, *_: object) -> None:
         raise dataclasses.FrozenInstanceError(f"field {name!r} cannot be changed")
