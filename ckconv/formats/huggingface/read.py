@@ -313,7 +313,7 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Declared settings of one module, by its quantizer's rules.
 
     Raises:
-        Misfit: it is declared that the module is not quantized.
+        Conflict: it is declared that the module is not quantized.
     """
     groups = settings.get("config_groups")
     for key in ("dynamic", "extra_config"):  # of GPTQModel, of auto-round

@@ -8,8 +8,8 @@ A new packing is a row of :data:`PACKINGS`:
 ``fit``
     Given the arrays and what ``quantization_config`` declares, says what they are (:class:`Module`): shape, scheme
     (:mod:`ckconv.quant.packed`, which has the decoder and the view that re-packing takes), and for each array the
-    layout of its rows and how many rows of the matrix one of them is for. It raises :class:`Misfit` where shapes, types
-    or declarations do not agree, and :class:`Unread` for what is sound and not read here.
+    layout of its rows and how many rows of the matrix one of them is for. It raises :class:`Conflict` where shapes,
+    types or declarations do not agree, and :class:`Unread` for what is sound and not read here.
 ``unpack``
     In the :class:`Module`: a :class:`Tile`, the bytes of those arrays for some rows of the matrix, becomes rows of the
     scheme's type. Bit order, transposition and stored offsets of zero points end here.

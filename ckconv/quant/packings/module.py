@@ -60,7 +60,7 @@ class PackConfig(NamedTuple):
         """Raise what the arrays contradict.
 
         Raises:
-            Misfit: another number is declared.
+            Conflict: another number is declared.
         """
         value = self.number(key)
         if value is not None and value != found:
@@ -71,7 +71,7 @@ class PackConfig(NamedTuple):
 
         Raises:
             Unread: it is not there, or too long.
-            Misfit: it is no object.
+            Conflict: it is no object.
         """
         found = self.integers_of(stored) if stored.extent.nbytes <= 1 << 16 else None
         if found is None:
@@ -226,7 +226,7 @@ def matrix(stored: StoredTensor) -> tuple[int, int]:
     """Rows and columns of an array.
 
     Raises:
-        Misfit: it has other axes, or nothing along one.
+        Conflict: it has other axes, or nothing along one.
     """
     if len(stored.shape) != 2 or not all(stored.shape):
         name = stored.name.rpartition(".")[2]
@@ -245,7 +245,7 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
     """Raise for an array of another shape.
 
     Raises:
-        Misfit: it has another.
+        Conflict: it has another.
     """
     if stored.shape != shape:
         name = stored.name.rpartition(".")[2]
@@ -259,7 +259,7 @@ def grouped(columns: int, groups: int, declared: PackConfig) -> int:
     """Columns of a group.
 
     Raises:
-        Misfit: groups do not divide the row, or are not what is declared.
+        Conflict: groups do not divide the row, or are not what is declared.
     """
     size = declared.number("group_size")
     size = columns // max(groups, 1) if size is None else columns if size in (-1, 0) else size
@@ -282,7 +282,7 @@ def ordered(stored: Arrays, suffix: str, size: int, groups: int, declared: PackC
         promised: the setting that says so, which does not count beside an index; empty for none.
 
     Raises:
-        Misfit: the index names a group that is not there, has another length, or is promised and missing.
+        Conflict: the index names a group that is not there, has another length, or is promised and missing.
     """
     if suffix not in stored:
         if promised:
