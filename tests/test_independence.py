@@ -542,7 +542,7 @@ TENSORS = [
         "quantised/awq-g32",
         ("--to", "hf", "--pack", "compressed-tensors", "--decode", "*emb*"),
     ),
-    Case("Q8_0 rounded down", "_by_library", rounded_down(32, 255), HF, (*GGUF, "--quantize", "q8_0")),
+    Case("Q8_0 rounded down", "_q8_0", rounded_down(32, 255), HF, (*GGUF, "--quantize", "q8_0")),
     Case(
         "Q5_1 rounded down",
         "_by_library",
@@ -552,7 +552,7 @@ TENSORS = [
     ),
     Case(
         "Q8_0 of merged values rounded down",
-        "_by_library",
+        "_q8_0",
         rounded_down(32, 255),
         HF,
         (*GGUF, *LORA, "--quantize", "q8_0"),

@@ -67,6 +67,7 @@ def halves(name: str, root: Path, ckconv: Ckconv, *, shards: int = 1) -> Path:
     return source
 
 
+@pytest.mark.usefixtures("unrefused")
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", [*WHOLE, "internvl_chat-bf16", "ultravox-f16", "ultravox-bf16"])
 def test_a_model_that_sees_comes_back_out_of_its_two_files(

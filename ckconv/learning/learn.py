@@ -59,7 +59,7 @@ _LARGEST = 64 << 20
 #: Seconds that a library has for a model.
 _LONGEST = 3600
 
-_NO_LOGITS = "--check pair compares no logits"
+_HINT = "--check pair compares no logits"
 
 #: Environment of the libraries: nothing is fetched, and nothing is said but the answer.
 _QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
@@ -152,7 +152,7 @@ def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> fl
     return off
 
 
-def _fault(message: str, model: str | Path, hint: str | None = _NO_LOGITS) -> InputError:
+def _fault(message: str, model: str | Path, hint: str | None = _HINT) -> InputError:
     return InputError("learn.logits", message, path=model, hint=hint)
 
 

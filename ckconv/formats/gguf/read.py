@@ -610,7 +610,8 @@ def _split_number(shard: GgufShard, key: str) -> int:
 def _shard_name(shard: GgufShard, count: int) -> ShardName:
     """Parse a shard's name, which locates the rest, and check the header."""
     number = _split_number(shard, SPLIT_NO) + 1
-    name, hint = parse_shard_name(shard.path.name), "give every shard of the set its original name again"
+    name = parse_shard_name(shard.path.name)
+    hint = "give every shard of the set its original name again"
     expected = ShardName(name.stem if name else "NAME", number, count)
     if name is None:
         lower = parse_shard_name(str(Path(shard.path.name).with_suffix(".gguf")))  # as llama_split_path spells it
