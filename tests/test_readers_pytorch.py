@@ -98,6 +98,19 @@ def views_of(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
     }
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["archive.bin", "legacy.bin"])
+def test_a_tensor_of_no_values_is_narrowed_as_the_others(
+    name: str, dtype: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    """A row that it has not was computed, and was another one."""
+    source, out = FIXTURES / "pytorch" / name, tmp_path / "m.safetensors"
+
+    assert ckconv("convert", source, out, "--dtype", dtype).code == 0
+    assert ckconv("verify", out, source).code == 0
+
+
 @pytest.mark.parametrize("name", ["archive.bin", "legacy.bin"])
 def test_it_becomes_safetensors_that_the_reference_parser_reads_to_the_same(name: str, tmp_path: Path) -> None:
     package.convert(FOLDER / name, tmp_path / "model.safetensors")

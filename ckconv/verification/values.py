@@ -98,6 +98,8 @@ def sampled(rows: int, columns: int, *, packed: bool, parts: int = 1) -> Index:
 def disagreement(sample: Sample, files: Files) -> str:
     """A fault of the sampled rows; empty where there is none."""
     out, source = sample.out, sample.source
+    if not out.layout.rows or not out.layout.cols:  # of nothing there is no row
+        return ""
     parts = out.shape[0] if len(out.shape) == 3 else 1  # experts
     packed = bool(source.packed) or not out.layout.whole_rows
     rows = sampled(out.layout.rows, out.layout.cols, packed=packed, parts=parts)
