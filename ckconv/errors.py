@@ -257,7 +257,7 @@ def short(text: str, limit: int = 200) -> str:
 
 
 @contextmanager
-def located(path: str | os.PathLike[str]) -> Iterator[None]:
+def in_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Errors of the block that name no file are about this one."""
     try:
         yield

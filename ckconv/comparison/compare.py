@@ -41,7 +41,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
 from ckconv.families import canonical, huggingface_classes, huggingface_config, parameters
-from ckconv.families.adapters import parted
+from ckconv.families.adapters import parted_alike
 from ckconv.families.catalog import FAMILIES, layers_behind
 from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.names import NAMES_KEY, shift_of
@@ -232,9 +232,7 @@ def diff(
     tell = progress or (lambda nbytes, name: None)
     if (a.config is None) != (b.config is None) and _are_named_alike(a, b):
         a, b = a.as_container, b.as_container  # one of them contradicts its family's rules, or names no known one
-    if a.adapter is not None and b.adapter is not None:  # one may have several modules for one of the other
-        there, here = b.adapter.modules, a.adapter.modules
-        a, b = parted(a, lambda module, _: module in there), parted(b, lambda module, _: module in here)
+    a, b = parted_alike(a, b), parted_alike(b, a)
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
         if a.format == b.format:  # what rules leave out for others has the same names in both

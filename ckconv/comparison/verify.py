@@ -33,7 +33,7 @@ from ckconv.errors import (
     counted,
     listed,
 )
-from ckconv.families.adapters import parted
+from ckconv.families.adapters import parted_alike
 from ckconv.families.catalog import asks_target, drafter_of, layers_behind, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import detect, format_of, hazards, load
@@ -437,8 +437,7 @@ def verify_whole(
         InputError: ``side.json``, a file beside the output is malformed.
     """
     options = asked.options
-    if (adapter := out.adapter) is not None:  # which may have several modules for one of the source's
-        source = parted(source, lambda module, _: module in adapter.modules)
+    source = parted_alike(source, out)
     plan: Plan | None = None
     reason: UnsupportedError | None = None
     if not asked.weights or options.imatrix:

@@ -620,7 +620,7 @@ def _parts_noted(plan: Plan) -> Plan:
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     tower = tower_of_document(config.raw) if plan.format == tower_format() else None
-    known = tower is not None and all(one.expression.text != "false" for one in tower.engines[LLAMA_CPP.row].right_if)
+    known = tower is not None and not any(one.expression.never_holds for one in tower.engines[LLAMA_CPP.row].right_if)
     o = plan.options
     flags = (TOWER in o.drop, "--drop tower"), (plan.index.merged, "--adapter"), (o.names != "hf", "--names")
     given = [flag for there, flag in (*flags, (o.fuse, "--fuse"), (o.tie, f"--{o.tie}"), (o.pack, "--pack")) if there]

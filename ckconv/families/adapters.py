@@ -391,6 +391,12 @@ def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) ->
     return replace(index, adapter=replace(adapter, modules=modules), tensors=tensors, canonical_of=canonical_of)
 
 
+def parted_alike(index: TensorIndex, other: TensorIndex) -> TensorIndex:
+    """Adapter with a fused module in parts, as another adapter has these."""
+    adapter = other.adapter
+    return index if adapter is None else parted(index, lambda module, _: module in adapter.modules)
+
+
 def _parts(
     module: AdapterModule, base: ModelConfig, has_place: Callable[[str, ModelConfig], bool]
 ) -> list[tuple[str, int]]:

@@ -303,6 +303,11 @@ class Expression(NamedTuple):
         return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]
 
     @property
+    def never_holds(self) -> bool:
+        """Whether it is ``false``, whatever a model says."""
+        return self.text == "false"
+
+    @property
     def of_lists(self) -> bool:
         """Whether it makes or takes a list."""
         return _of_lists(self)

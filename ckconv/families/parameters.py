@@ -204,7 +204,7 @@ class Values(Mapping[str, Any]):
         if cell.kind == "shape":
             shape = self._source.shape(self._named(cell.tensor))
             size = shape[cell.axis] if shape is not None else None
-            return size if size is None or cell.read is None else _with_it(cell.read, size, self)
+            return size if size is None or cell.read is None else with_it(cell.read, size, self)
         tensor = cell.kind == "tensor"
         stored: Any = self._numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
@@ -232,7 +232,7 @@ class Values(Mapping[str, Any]):
         if cell.words:
             stored = [_own_word(cell, item) for item in stored] if isinstance(stored, list) else _own_word(cell, stored)
         if cell.read is not None:
-            value = self._shortest(cell, _with_it(cell.read, stored, self), stored)
+            value = self._shortest(cell, with_it(cell.read, stored, self), stored)
             return _checked(cell.key, value, parameter.kind) if value is stored and isinstance(value, str) else value
         if isinstance(stored, list):
             kind = parameter.kind_of_items
@@ -255,7 +255,7 @@ class Values(Mapping[str, Any]):
             return value
         candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))
         try:
-            return next((it for it in candidates if not differ(_with_it(cell.write, it, self), stored)), value)
+            return next((it for it in candidates if not differ(with_it(cell.write, it, self), stored)), value)
         except ExpressionError:  # of a file that has other keys than are written
             return value
 
@@ -264,7 +264,7 @@ class Values(Mapping[str, Any]):
         layers = range(min(self["layers"], MAX_LAYERS)) if "{n}" in cell.tensor else ()
         names = [cell.tensor.replace("{n}", str(n)) for n in layers] or [cell.tensor]
         said = [(self._source.shape(self._named(name)) is not None) == (cell.kind == "present") for name in names]
-        return _with_it(cell.read, said, self) if cell.read is not None else said[0]
+        return with_it(cell.read, said, self) if cell.read is not None else said[0]
 
     def _named(self, tensor: str) -> str:
         """A tensor's name with the parameters that stand in braces."""
@@ -308,7 +308,8 @@ def _checked(key: str, value: Any, kind: str) -> Any:
     return number
 
 
-def _with_it(expression: Expression, it: Any, values: Mapping[str, Any]) -> Any:
+def with_it(expression: Expression, it: Any, values: Mapping[str, Any]) -> Any:
+    """The value of an expression about ``it``."""
     return expression.value(with_value("it", it, values))
 
 
@@ -410,7 +411,7 @@ def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
     stored = words.get(stored, stored) if isinstance(stored, str) else stored
     if cell.write is None:
         return stored
-    return _with_it(cell.write, stored, values)
+    return with_it(cell.write, stored, values)
 
 
 def differ(one: Any, other: Any) -> bool:

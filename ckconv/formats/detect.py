@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, quoted, shown
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, in_file, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
@@ -276,7 +276,7 @@ def open_index(
     with readable(path):
         is_directory = source is None and path.is_dir()
     away = _brought_back(path) if is_directory else []
-    try:
+    with in_file(path):  # rules about tensors know no files
         try:
             index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
         except InputError as error:
@@ -292,9 +292,6 @@ def open_index(
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))
-    except CkconvError as error:
-        error.path = error.path or shown(path)  # rules about tensors know no files
-        raise
 
 
 def _brought_back(directory: Path) -> list[str]:

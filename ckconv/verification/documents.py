@@ -44,7 +44,7 @@ from ckconv.families.keys import (
     unread_by,
 )
 from ckconv.families.names import is_beside_text
-from ckconv.families.parameters import scope_of, with_value
+from ckconv.families.parameters import scope_of, with_it, with_value
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
@@ -392,8 +392,9 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if other or text else said | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
-    plain = {*meant} - ({*TABLES_OF_ROPE} if pair.options.context else set()) if copied else set()
-    within = free | _DRAFTED | {_CLASS} | (set(TABLES_OF_ROPE) if pair.options.context else set())
+    rope = {*TABLES_OF_ROPE} if pair.options.context else set()  # which get further words
+    plain = {*meant} - rope if copied else set()
+    anything = free | _DRAFTED | {_CLASS} | rope
     free -= {"transformers_version", "_name_or_path"} if copied else set()
     types = needed()["documents"]["types"]
     floats = {types[stored.dtype.name] for stored in pair.out.stored if stored.dtype.name in types}
@@ -410,7 +411,7 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
         elif re.search("Infinity|NaN", str(shown(value))) and mine[key] == pair.family.document.written.get(key):
             continue  # as a strict document says it to the class
         elif key in said:
-            each = ([*_unlike(mine[key], one, within, key)] for one in (value, strictly(value)))
+            each = ([*_unlike(mine[key], one, anything, key)] for one in (value, strictly(value)))
             yield from (Fact(path, shown(one), shown(other), CONFIG_NAME) for path, one, other in min(each, key=len))
     for key in sorted(mine.keys() - meant.keys() - free if copied else ()):
         yield Fact(key, shown(mine[key]), None, CONFIG_NAME)
@@ -824,4 +825,4 @@ def said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: s
                     value = [words.get(item, item) if isinstance(item, str) else item for item in value]
                 elif isinstance(value, str):
                     value = words.get(value, value)
-                yield cell.key, cell.write.value(with_value("it", value, values)) if cell.write else value
+                yield cell.key, with_it(cell.write, value, values) if cell.write else value

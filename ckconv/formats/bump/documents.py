@@ -11,7 +11,7 @@ from typing import Any
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME, table_within
 from ckconv.core.tensors import HEAD, TensorIndex, parse
-from ckconv.errors import VerifyError, listed, located, nearest
+from ckconv.errors import VerifyError, in_file, listed, nearest
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
 from ckconv.formats.bump import read, releases, sidefiles, slots
@@ -171,7 +171,7 @@ def _check(path: Path, faults: list[str]) -> None:
 
 
 def _metadata(index: TensorIndex) -> Document | None:
-    with located(index.path), open_source(index.path) as source:
+    with in_file(index.path), open_source(index.path) as source:
         metadata = read_bump5(
             index.path, source, source.read_whole(0, slots.HEADER_BYTES), index.version, named=True
         ).metadata

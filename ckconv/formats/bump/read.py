@@ -14,7 +14,7 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex
-from ckconv.errors import InputError, UnsupportedError, an, counted, located, quoted
+from ckconv.errors import InputError, UnsupportedError, an, counted, in_file, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
     FAMILIES,
@@ -787,7 +787,7 @@ def open_bump(
     """
     opened = source or open_source(path)
     try:
-        with located(path):
+        with in_file(path):
             head = opened.read_at(0, slots.HEADER_BYTES)
             trained = trained_manifest(path, head) if source is None and config is None else None
             if trained is not None:

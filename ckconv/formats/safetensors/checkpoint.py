@@ -311,7 +311,7 @@ def _another_family(config: ModelConfig, present: Collection[str], loader: Loade
     ways = []
     for family in catalog.families_of_gguf(catalog.FAMILIES[config.family].gguf):
         condition, row = family.in_gguf.condition, family.engines.get(loader.row)
-        if condition is None or condition.text != "false" or row is None or row.absent:
+        if condition is None or not condition.never_holds or row is None or row.absent:
             continue
         found = fit(replace(config, family=family.name), present, loader.name)
         if not found.missing and not found.surplus:
