@@ -61,6 +61,11 @@ def test_the_page_about_the_code_names_files_that_there_are() -> None:
     assert sorted(path for path in named if not any((ROOT / top / path).is_file() for top in ("ckconv", "."))) == []
 
 
+def test_the_page_about_the_code_has_two_pages() -> None:
+    lines = DOCS["architecture.md"].splitlines()
+    assert (len(lines) <= 110, [line for line in lines if len(line) > 110]) == (True, [])
+
+
 def test_the_readme_opens_with_two_commands() -> None:
     block = re.search(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert block is not None
