@@ -95,9 +95,15 @@ class CkconvError(Exception):
         """Another process gets all of its facts."""
         return _made_again, (type(self), self.args, self.__dict__)
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """The file and the message, with the tensor behind where no sentence names it."""
         place = f"{self.path}: " if self.path else ""
-        return "\n  ".join([f"[{self.code}] {place}{self.message}", *self.details])
+        known = not self.tensor or any(self.tensor in text for text in (self.message, *self.details))
+        return f"{place}{self.message}" if known else f"{place}{self.message} (tensor {quoted(str(self.tensor))})"
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"[{self.code}] {self.sentence}", *self.details])
 
 
 def _made_again(kind: type[CkconvError], given: tuple[object, ...], facts: dict[str, object]) -> CkconvError:

@@ -236,12 +236,12 @@ def test_an_engine_is_named_by_its_month_or_commit(ckconv) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["convert", LLAMA], "Missing argument 'DST'"),
-        (["convert", LLAMA, "--to", "mlx"], "Missing argument 'DST'"),
-        (["convert"], "Missing argument 'SRC'"),
-        (["convert", "-o", "x.gguf"], "Missing argument 'SRC'"),
+        (["convert", LLAMA], "argument DST is missing"),
+        (["convert", LLAMA, "--to", "mlx"], "argument DST is missing"),
+        (["convert"], "argument SRC is missing"),
+        (["convert", "-o", "x.gguf"], "argument SRC is missing"),
         (["edit", LLAMA, "a.gguf", "-o", "b.gguf", "--set-meta", "a=b"], "two outputs"),
-        (["inspect"], "Missing argument 'PATH'"),
+        (["inspect"], "argument PATH is missing"),
         (["inspect", "--tensors", "blk.*"], "--tensors took 'blk.*' for its GLOB"),
         (["quantize", "a", "b"], "hint: ckconv convert SRC DST --quantize q4_k_m"),
         (["merge", "a", "b"], "hint: ckconv convert SRC DST --adapter LORA"),

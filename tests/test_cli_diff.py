@@ -137,11 +137,11 @@ def test_different_models_end_with_5(ckconv: Run, pair: tuple[Path, Path]) -> No
         "not the same model",
         "  11 tensors equal",
         "  1 differs",
-        "    output_norm.weight  F32  1 of 64 values, max |d| 3, relative 0.188",
+        "    model.norm.weight (output_norm.weight)  F32  1 of 64 values, max |d| 3, relative 0.188",
         f"  1 only in {a}",
-        "    layers.0.attention.q.bias",
+        "    model.layers.0.self_attn.q_proj.bias (layers.0.attention.q.bias)",
         f"  1 only in {b}",
-        "    layers.0.attention.v.bias",
+        "    model.layers.0.self_attn.v_proj.bias (layers.0.attention.v.bias)",
         "  config rope_theta: 10000.0 | 500000.0",
     ]
 
@@ -387,10 +387,11 @@ def test_a_tolerance_is_the_relative_error_that_counts_as_none(ckconv: Run, tmp_
 
     none, some, all = (ckconv("diff", a, b, *flags) for flags in ((), ("--tolerance", "1e-5"), ("--tolerance", "0.1")))
     assert [found.code for found in (none, some, all)] == [5, 5, 0]
-    first, second = [line.split()[0] for line in none.out.splitlines() if "max |d|" in line and "  F32" in line]
+    lines = [line for line in none.out.splitlines() if "max |d|" in line and "  F32" in line]
+    first, second = [line.split()[1].strip("()") for line in lines]
     assert (first, second) == ("layers.1.ffn.up.weight", "layers.0.ffn.up.weight"), "worst first"
-    assert "  1 differs by at most the tolerance of 1e-05\n    layers.0.ffn.up.weight" in some.out
-    assert "  1 differs\n    layers.1.ffn.up.weight" in some.out
+    assert "  1 differs by at most the tolerance of 1e-05\n    model.layers.0.mlp.up_proj.weight (layers" in some.out
+    assert "  1 differs\n    model.layers.1.mlp.up_proj.weight (layers.1.ffn.up.weight)" in some.out
     assert all.out.splitlines()[1] == "the same model within the tolerance"
     assert "  2 differ by at most the tolerance of 0.1, worst first: relative error up to 0.001 (layers.1" in all.out
     found = library.diff(a, b, tolerance=0.1)

@@ -445,7 +445,7 @@ def test_a_foreign_record_is_refused(bump: Path, other: Path, tmp_path: Path, ck
         done = ckconv(*arguments)
         assert done.code == status
         assert "error[record.foreign]" in done.err
-        assert "it belongs to another bump file" in done.err
+        assert "belongs to another bump file" in done.err
         assert "hint: move it away; convert and batch ignore it with --no-source-record\n" in done.err
     assert not (tmp_path / "x.gguf").exists()
     assert ckconv("convert", bump, f"{tmp_path}/next/", "--to", "bump", "--no-source-record").code == 0
@@ -533,8 +533,8 @@ def longer(document: dict[str, Any], members: dict[str, bytes]) -> None:
 
 
 LIES = {
-    no_header: (3, "record.files", "what it keeps is not a source: 'm.gguf': starts with"),
-    other_header: (3, "record.files", "what it keeps is not a source: 'm.gguf'"),
+    no_header: (3, "record.files", "keeps files that are no source: 'm.gguf': starts with"),
+    other_header: (3, "record.files", "keeps files that are no source: 'm.gguf'"),
     part_of_a_row: (3, "record.files", "it keeps parts of rows of"),
     another_tensor: (5, "verify.tensor", "differs from blk.0.attn_k.weight"),
     another_shape: (3, "record.files", "'blk.0.attn_k.weight', which the bump file holds in another shape"),

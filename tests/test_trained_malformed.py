@@ -33,7 +33,7 @@ BROKEN: dict[str, tuple[Callable[[Any], object], int, str]] = {
     "no configuration": (lambda m: m.pop("config"), 3, "config.model is null, a name expected"),
     "no family": (lambda m: m["config"].pop("model"), 3, "config.model is null, a name expected"),
     "another family": (
-        lambda m: m["config"].update(model="qwen35"), 4, "it was trained in the engine as 'qwen35'; ckconv knows what",
+        lambda m: m["config"].update(model="qwen35"), 4, "was trained in the engine as 'qwen35'; ckconv knows what",
     ),
     "no size": (lambda m: m["config"].pop("embed_dim"), 3, "config.embed_dim is missing"),
     "a size that is none": (lambda m: m["config"].update(num_heads=0), 3, "config.num_heads is 0"),

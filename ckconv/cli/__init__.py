@@ -196,7 +196,8 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, click.NoSuchOption):  # a path may begin as an option does
             path = next((it for it in arguments if it.startswith(error.option_name) and os.path.lexists(it)), None)
             hint = f"./{path} names the file" if path else hint
-        return print_error(UsageError("usage", " ".join(error.format_message().split()), hint=hint), settings)
+        text = " ".join(error.format_message().split()).rstrip(".")
+        return print_error(UsageError("usage", text[:1].lower() + text[1:], hint=hint), settings)
     except (ReaderGone, BrokenPipeError):
         discard_stdout()
         return 0

@@ -75,8 +75,8 @@ def command(
 
     NAME is that of SRC without its suffix.
 
-    What is there and fits its record is not written again, so the same command goes on with a batch that was
-    interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON, a
+    Outputs that are there and fit their records are not written again, so the same command goes on with a batch that
+    was interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON, or on a
     terminal one for people.
     """
     from ckconv.conversion.planning import at_work

@@ -97,7 +97,7 @@ class Verbs(click.Group):
                 raise UsageError("usage", f"ckconv has no command {word!r}", hint=_ELSEWHERE[word]) from None
             if not near:
                 raise
-            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near}?", ctx) from None
+            raise click.UsageError(f"{error.message.rstrip('.')}; did you mean {near}?", ctx) from None
         if command is not None and name not in ("completion", "version", None):
             from ckconv.cli.flags import defaults_of
 

@@ -92,7 +92,7 @@ _EXAMPLES = {
     "--attest",
     type=PATH,
     metavar="FILE",
-    help="Write the same to FILE as an unsigned in-toto statement with SLSA provenance.",
+    help="Write options and digests to FILE, as an unsigned in-toto statement with SLSA provenance.",
 )
 @click.option(
     "--side-files-only",
@@ -112,8 +112,8 @@ _EXAMPLES = {
 def command(context: click.Context, /, paths: tuple[str, ...], output: str | None, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
-    Quantized blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
-    which is exactly BF16 in a GGUF; F16 and BF16 widen to FP32 exactly where the target's engine wants that. What the
+    Quantized blocks are decoded by --dequantize and --decode only. One exception: FP8 whose scales are powers of two
+    becomes BF16 in a GGUF, which is exact. F16 and BF16 widen to FP32 where the target's engine wants that. What the
     target cannot hold exactly is refused (exit 4) before anything is written. SRC may be - for a pipe. DST may be - for
     stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
     text model in a GGUF, DST is a checkpoint of both.

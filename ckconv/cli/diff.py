@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,14 @@ def command(
             sides = [Side(shown(path), index) for path, index in ((a, one), (b, other))]
             verdict = (found.same, _verdict(found))
             write(page, pair_page(f"{shown(a)} and {shown(b)}", verdict, (), sides, found), force=force)
-    _print(found, a, b, settings)
+    _print(found, (a, b), (one.label, other.label), settings)
     return 0 if found.same else 5
 
 
-def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
+def _print(
+    found: Comparison, paths: tuple[Path, Path], labels: Sequence[Callable[[str], str]], settings: Settings
+) -> None:
+    a, b = paths
     if settings.json:
         print_json(_document(found, a, b), schema=2)
         return
@@ -105,12 +108,13 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     for items, how in ((found.near, within), (found.different, "")):
         if items:
             lines.append(f"  {len(items):,} differ{'s' if len(items) == 1 else ''}{how}{_worst(items)}")
-            lines += [f"    {_line(item)}" for item in items[: None if settings.verbose else _SHOWN]]
+            some = items[: None if settings.verbose else _SHOWN]
+            lines += [f"    {labels[0](item.name)}  {_line(item)}" for item in some]
             lines += _rest(len(items), settings)
-    for names, path in zip(found.only, (a, b), strict=True):
+    for names, path, label in zip(found.only, paths, labels, strict=True):
         if names:
             lines.append(f"  {len(names)} only in {shown(path)}")
-            lines += [f"    {name}" for name in names[: None if settings.verbose else _SHOWN]]
+            lines += [f"    {label(name)}" for name in names[: None if settings.verbose else _SHOWN]]
             lines += _rest(len(names), settings)
     lines += [f"  config {name}: {ours} | {theirs}" for name, (ours, theirs) in found.config.items()]
     first = found.facts[: None if settings.verbose else _SHOWN]
@@ -153,9 +157,9 @@ def _rest(count: int, settings: Settings) -> list[str]:
 def _line(item: Difference) -> str:
     types = item.dtypes[0] if item.dtypes[0] == item.dtypes[1] else f"{item.dtypes[0]} | {item.dtypes[1]}"
     if item.reason:
-        return f"{item.name}  {item.reason}"
+        return item.reason
     errors = f"max |d| {item.max_error:.3g}, relative {item.relative_error:.3g}"
-    return f"{item.name}  {types}  {item.values:,} of {item.elements:,} values, {errors}"
+    return f"{types}  {item.values:,} of {item.elements:,} values, {errors}"
 
 
 def _document(found: Comparison, a: Path, b: Path) -> dict[str, Any]:

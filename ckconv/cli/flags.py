@@ -234,7 +234,7 @@ def sources_and_output(context: click.Context, paths: Sequence[str], output: str
     *sources, dst = (*paths, output) if output is not None else (*paths, *([""] if len(paths) < 2 else []))
     if not sources or not dst:
         missing = "SRC" if not paths else "DST"
-        message = f"Missing argument '{missing}'"
+        message = f"argument {missing} is missing"
         raise UsageError("usage", message, hint="ckconv convert SRC DST, or ckconv convert SRC -o DST")
     return [as_path(path) for path in sources], dst
 

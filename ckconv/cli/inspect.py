@@ -88,7 +88,7 @@ def command(
         path, tensors = tensors, "*"  # PATH stands right behind --tensors
     if path is None:
         taken = f": --tensors took {tensors!r} for its GLOB" if tensors not in (None, "*") else ""
-        raise UsageError("usage", f"Missing argument 'PATH'{taken}", hint="ckconv inspect PATH --tensors GLOB")
+        raise UsageError("usage", f"argument PATH is missing{taken}", hint="ckconv inspect PATH --tensors GLOB")
     context.with_resource(own_families(family))
     piped = path == "-"
     if piped and hashes:

@@ -34,8 +34,8 @@ _ANSWERS = ("harmless", "any", "fixed")
     type=click.Choice(["none", "pair", "all"]),
     default="pair",
     show_default=True,
-    help="Make both directions of each pair into nothing, and compare every byte; none: names and keys alone; all:"
-    " logits of transformers and llama.cpp, too, of the pair and of a model of other sizes.",
+    help="pair: convert each pair both ways, keep nothing, and compare every byte; none: compare names and keys alone;"
+    " all: compare logits of transformers and llama.cpp, too, of the pair and of a model of other sizes.",
 )
 @click.option(
     "--mlx", type=PATH, metavar="DIR", help="An MLX directory of the first model: its names are learned, too."

@@ -60,8 +60,7 @@ def print_error(error: CkconvError, settings: Settings) -> int:
     if settings.json:
         text = json.dumps(each_text({"error": error_facts(error)}, valid), ensure_ascii=True)
     else:
-        place = f"{error.path}: " if error.path else ""
-        lines = [f"ckconv: error[{error.code}]: {place}{error.message}"]
+        lines = [f"ckconv: error[{error.code}]: {error.sentence}"]
         lines += [f"  {detail}" for detail in error.details]
         if error.hint:
             lines.append(f"hint: {error.hint}")

@@ -310,12 +310,12 @@ def merged_lines(report: Report, settings: Settings) -> list[str]:
     """How far adapters changed each tensor."""
     if not report.merged:
         return []
+    label = report.plan.index.label
     name, most = max(report.merged.items(), key=lambda item: item[1])
-    lines = [
-        f"  adapters changed {counted(len(report.merged), 'tensor')}, at most by {most:.3g}, in {name} (-v lists all)"
-    ]
+    changed = counted(len(report.merged), "tensor")
+    lines = [f"  adapters changed {changed}, at most by {most:.3g}, in {label(name)} (-v lists all)"]
     if settings.verbose:
-        lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
+        lines += [f"    {label(name)}: {change:.3g}" for name, change in report.merged.items()]
     return lines
 
 

@@ -75,9 +75,9 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     With SRC, everything in and beside PATH is held against what SRC makes.
 
     SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
-    --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is read
-    off the output. Of a checkpoint that sees, MMPROJ is the tower that SRC, its text model, has beside it. Exit 5 if
-    anything is not what it should be, with everything at fault named.
+    --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is taken
+    from PATH. If PATH is a checkpoint of text and tower, SRC is its text model in a GGUF, and MMPROJ its tower. Exit 5
+    if anything is not what it should be, with everything at fault named.
     """
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index

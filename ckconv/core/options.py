@@ -199,9 +199,9 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
     ),
     Option(
-        "trainable", "--trainable", Takes.NOTHING, "Write what the engine trains.", gives="headerless", limited=True
+        "trainable", "--trainable", Takes.NOTHING, "Write what training starts from.", gives="headerless", limited=True
     ),
-    Option("trainable", "--wrapped", Takes.NOTHING, "Write the same for inference.", gives="wrapped", limited=True),
+    Option("trainable", "--wrapped", Takes.NOTHING, "Like --trainable, for inference.", gives="wrapped", limited=True),
     Option(
         "engine",
         "--engine",
@@ -265,7 +265,7 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
         records=Records.BOTH,
     ),
-    Option("imatrix", "--imatrix", Takes.EXISTING, "Importance for --quantize.", limited=True, records=Records.NEITHER),
+    Option("imatrix", "--imatrix", Takes.EXISTING, "Importance matrix to use.", limited=True, records=Records.NEITHER),
     Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Allow values to change.", gives=True, records=Records.BOTH),
     Option("context", "--context", Takes.NUMBER, "Context length.", most=1 << 30, limited=True, records=Records.BOTH),
     Option(
@@ -328,7 +328,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("set_meta", "--set-meta", Takes.PAIR, "Set metadata of the output; repeatable.", limited=True),
     Option("drop_meta", "--drop-meta", Takes.GLOB, "Leave out metadata keys; repeatable.", limited=True),
     Option(
-        "tensor_scales", "--tensor-scales", Takes.NOTHING, "NVFP4: write NAME.scale, too.", gives=True, limited=True
+        "tensor_scales", "--tensor-scales", Takes.NOTHING, "NVFP4 in GGUF: write NAME.scale.", gives=True, limited=True
     ),
     Option(
         "fuse",
@@ -346,7 +346,7 @@ OPTIONS: tuple[Option, ...] = (
         words=_words("hf", "canonical", "gguf", "max"),
         limited=True,
     ),
-    Option("pack", "--pack", Takes.WORD, "Keep blocks, in this layout.", words=PACKED, limited=True),
+    Option("pack", "--pack", Takes.WORD, "Keep blocks, in this layout (safetensors).", words=PACKED, limited=True),
     Option("tie", "--untie", Takes.NOTHING, "Store a tied output head as a tensor of its own.", gives="untie", **_HEAD),
     Option(
         "tie",
@@ -360,7 +360,7 @@ OPTIONS: tuple[Option, ...] = (
         "source_record",
         "--no-source-record",
         Takes.NOTHING,
-        "Neither write DST.source.zip, which restores SRC byte for byte, nor use one beside SRC.",
+        "Write no DST.source.zip, which restores SRC byte for byte, and ignore one beside SRC.",
         gives=False,
         **_ASIDE,
     ),
@@ -368,7 +368,7 @@ OPTIONS: tuple[Option, ...] = (
         "source_record",
         "--source-record",
         Takes.NOTHING,
-        "Write DST.source.zip, which restores SRC byte for byte: of a GGUF, too, and of a bump file whatever its size.",
+        "Write DST.source.zip, which restores SRC byte for byte, for a GGUF, too, and a bump file of any size.",
         gives="always",
         limited=True,
         **_ASIDE,

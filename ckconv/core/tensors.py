@@ -528,6 +528,11 @@ class Tensor:
     may_be_absent: bool = False
 
     @property
+    def label(self) -> str:
+        """Its names for messages: the file's, and the canonical one behind."""
+        return self.source if self.source == self.name else f"{self.source} ({self.name})"
+
+    @property
     def elements(self) -> int:
         """Canonical elements, without padding."""
         return math.prod(self.shape)
@@ -757,6 +762,10 @@ class TensorIndex:
     def _remembered(self) -> dict[object, Any]:
         return {}
 
+    def label(self, name: str) -> str:
+        """Names for messages of the tensor with a canonical name, if it has one."""
+        return self.tensors[name].label if name in self.tensors else name
+
     def once(self, make: Callable[[TensorIndex], T]) -> T:
         """Result of a function of this index, made by the first call."""
         if make not in self._remembered:
@@ -837,4 +846,4 @@ def require_tensors(index: TensorIndex) -> None:
     require_described(index)
     if index.stored:
         return
-    raise UnsupportedError("model.no-tensors", "it holds no tensors, only metadata", path=index.path)
+    raise UnsupportedError("model.no-tensors", "holds no tensors, only metadata", path=index.path)

@@ -105,7 +105,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
             close_unwritten(fd)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             if path.is_symlink():
-                message = f"it is a link, and leads to {quoted(os.path.realpath(path))}, which is not there"
+                message = f"is a link to {quoted(os.path.realpath(path))}, which is not there"
                 raise InputError("input.missing", message, path=path) from None
             raise InputError("input.missing", "there is no such file", path=path, hint=_instead(path)) from None
         if isinstance(error, OSError):

@@ -293,7 +293,7 @@ class Clock:
         """
         self._left -= seconds
         if self._left <= 0:
-            message = f"its patterns take more than {MAX_SECONDS:g} seconds to be held against its modules"
+            message = f"patterns take more than {MAX_SECONDS:g} seconds to be held against the modules"
             hint = "names in place of patterns are held against them at once"
             raise UnsupportedError(self.code, message, path=self.path, hint=hint)
 

@@ -541,7 +541,7 @@ def opened_directory(directory: Path) -> TensorIndex:
         raise InputError("learn.pair", f"an MLX directory expected, got {index.format}", path=directory)
     odd = sorted({tensor.dtype.name for tensor in index.stored} - {*FLOATS})
     if odd:
-        message = f"its tensors are {', '.join(odd)}, too; F32, F16 or BF16 expected"
+        message = f"tensors are {', '.join(odd)}, too; F32, F16 or BF16 expected"
         raise InputError("learn.pair", message, path=directory)
     return index
 

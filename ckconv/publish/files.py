@@ -329,7 +329,7 @@ def check_parent(path: Path) -> None:
             return
     there = os.path.lexists(path.parent)
     if not there and "://" in shown(path):
-        raise UsageError("usage.target", "this goes to a local path only", path=path, hint="copy it there afterwards")
+        raise UsageError("usage.target", "goes to a local path only", path=path, hint="copy it there afterwards")
     message = f"{path.parent} is not a directory" if there else f"the directory {path.parent} does not exist"
     hint = None if there else f"mkdir -p {shlex.quote(str(path.parent))}"
     raise OutputError("output.parent", message, path=path, hint=hint)

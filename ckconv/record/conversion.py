@@ -142,7 +142,7 @@ def recorded_options(kept: OpenRecord) -> Options:
     try:
         return options_of(kept.record.options or {})
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise InputError(CODE, f"its options are not valid: {error}", path=kept.path) from error
+        raise InputError(CODE, f"options are not valid: {error}", path=kept.path) from error
 
 
 def _parsed(data: bytes, path: Path) -> ConversionRecord:

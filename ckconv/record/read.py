@@ -195,7 +195,7 @@ class OpenRecord:
                 for at in range(0, kept.nbytes, CHUNK):
                     digest.update(self.read(stored.offset + at, min(CHUNK, kept.nbytes - at)))
                 if digest.hexdigest() != kept.sha256:
-                    message = f"its member {quoted(stored.member.name)} does not have the SHA-256 that is listed"
+                    message = f"member {quoted(stored.member.name)} does not have the SHA-256 that is listed"
                     raise InputError("record.content", message, path=self.path, offset=stored.offset)
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -251,13 +251,13 @@ def open_record(path: Path) -> OpenRecord:
     wanted |= {file.member(kept) for file in record.files for kept in file.kept}
     for name in sorted(members.keys() ^ wanted):
         what = "is missing" if name in wanted else "is listed nowhere"
-        raise InputError("record.content", f"its member {quoted(name)} {what}", path=path)
+        raise InputError("record.content", f"member {quoted(name)} {what}", path=path)
     for file in record.files:
         for kept in file.kept:
             name = file.member(kept)
             nbytes = members[name].member.nbytes
             if nbytes != kept.nbytes:
-                message = f"its member {quoted(name)} has {nbytes:,} bytes, {kept.nbytes:,} are listed"
+                message = f"member {quoted(name)} has {nbytes:,} bytes, {kept.nbytes:,} are listed"
                 raise InputError("record.content", message, path=path, found=nbytes, allowed=kept.nbytes)
     return OpenRecord(path, record, source, members)
 
@@ -282,7 +282,7 @@ def record_beside(index: TensorIndex) -> OpenRecord | None:
         return None
     opened = open_record(path)
     if bool(opened.record.payload) != format_of(index.format).keeps_source:
-        message = f"it is no record of a {index.format}"
+        message = f"is no record of a {index.format}"
         raise InputError("record.foreign", message, path=path, hint=IGNORED)
     if opened.record.payload:
         check_belongs(opened, index)
@@ -295,7 +295,7 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
     payload = index.checksums[0].stored if index.checksums else b""
     if record.payload != payload:
         message = (
-            f"it belongs to another bump file: to the payload {record.payload.hex()}, "
+            f"belongs to another bump file: to the payload {record.payload.hex()}, "
             f"{index.path.name} says {payload.hex()}"
         )
         raise InputError(
@@ -479,7 +479,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
         return index
     except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
         where = f"{quoted(error.path)}: " if error.path else ""
-        message = f"what it keeps is not a source: {where}{error.message}"
+        message = f"keeps files that are no source: {where}{error.message}"
         raise InputError("record.files", message, path=opened.path, details=error.details) from error
 
 
@@ -595,21 +595,21 @@ def members_of(source: ArchiveSource, code: str) -> Mapping[str, Location]:
     path, size = source.path, source.size or 0
     tail = source.read_at(size - _END.size, _END.size) if size >= _END.size else b""
     if tail[:4] != b"PK\5\6":
-        message = f"its {size:,} bytes do not end with the directory of a zip archive"
+        message = f"{size:,} bytes do not end with the directory of a zip archive"
         raise InputError(code, message, path=path, hint="the copy looks incomplete")
     _, _, _, _, count, directory_bytes, at, _ = _END.unpack(tail)
     if at + directory_bytes + _END.size != size or count * _CENTRAL.size > directory_bytes:
-        message = f"its directory of {directory_bytes:,} bytes at byte {at:,} does not lie at its end, byte {size:,}"
+        message = f"the directory of {directory_bytes:,} bytes at byte {at:,} does not lie at the end, byte {size:,}"
         raise InputError(code, message, path=path, offset=size - _END.size)
     members = _members(path, source.read_at(at, directory_bytes), count, code)
     made = archive(members)
     if [member.name for member in members] != [member.name for member in made.members]:
-        raise InputError(code, "its members are not sorted by name", path=path, offset=at)
+        raise InputError(code, "members are not sorted by name", path=path, offset=at)
     if made.nbytes != size or made.directory != source.read_at(at, size - at):
-        raise InputError(code, "it is not an archive as ckconv writes it", path=path, offset=at)
+        raise InputError(code, "is not an archive as ckconv writes it", path=path, offset=at)
     for header, offset, member in zip(made.headers, made.offsets, made.members, strict=True):
         if source.read_at(offset - len(header), len(header)) != header:
-            message = f"the header of its member {quoted(member.name)} is not what its directory says"
+            message = f"the header of member {quoted(member.name)} is not what its directory says"
             raise InputError(code, message, path=path, offset=offset - len(header))
     return {member.name: Location(offset, member) for offset, member in zip(made.offsets, made.members, strict=True)}
 
@@ -621,7 +621,7 @@ def _members(path: Path, directory: bytes, count: int, code: str) -> Sequence[Me
     for _ in range(count):
         fields = directory[at : at + _CENTRAL.size]
         if len(fields) < _CENTRAL.size or fields[:4] != b"PK\1\2":
-            raise InputError(code, "its directory is not whole", path=path)
+            raise InputError(code, "the directory is not whole", path=path)
         crc, nbytes, _, length = _CENTRAL.unpack(fields)[7:11]
         raw = directory[at + _CENTRAL.size : at + _CENTRAL.size + length]
         try:
@@ -629,10 +629,10 @@ def _members(path: Path, directory: bytes, count: int, code: str) -> Sequence[Me
         except UnicodeDecodeError:
             raise InputError(code, "the name of a member is not UTF-8", path=path) from None
         if name in names:
-            raise InputError(code, f"its member {quoted(name)} is there twice", path=path)
+            raise InputError(code, f"member {quoted(name)} is there twice", path=path)
         names.add(name)
         members.append(Member(name, crc, nbytes))
         at += _CENTRAL.size + length
     if at != len(directory):
-        raise InputError(code, f"its directory holds {len(directory) - at:,} bytes that are not an entry", path=path)
+        raise InputError(code, f"the directory has {len(directory) - at:,} bytes that are no entry", path=path)
     return members

@@ -512,7 +512,7 @@ class TensorComparison:
         yield from self._padding(tensor)
         if key in self._no_part or key in self._derived:
             if tensor.source in self._positions and not self._is_of_positions(tensor):
-                text = f"{_label(tensor)} is not the table of sines and cosines that the class computes"
+                text = f"{tensor.label} is not the table of sines and cosines that the class computes"
                 yield Fault("verify.tensor", text, tensor.source)
             return
         source = self._source_of(key)
@@ -532,10 +532,10 @@ class TensorComparison:
             if self._says_nothing(tensor, self.out):
                 self.zero_filled += 1
             elif tensor.may_be_absent:
-                text = f"{_label(tensor)} is not zero, but the source has no such tensor"
+                text = f"{tensor.label} is not zero, but the source has no such tensor"
                 yield Fault("verify.tensor", text, tensor.source)
             else:
-                yield Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source)
+                yield Fault("verify.tensor", f"{tensor.label} is not in the source", tensor.source)
 
     def _config(self) -> Iterator[Fault]:
         """Differences of configuration; the context length is a matter of choice.
@@ -620,7 +620,7 @@ class TensorComparison:
         Args:
             arrays: wrong rows of each array, and values that were rounded, where that was done before.
         """
-        label = f"{_label(tensor)}"
+        label = tensor.label
         if tensor.shape != source.shape and self.out.adapter is not None:
             tensor, source = same_rank(tensor, source, self.files)
         if tensor.shape != source.shape:
@@ -676,7 +676,7 @@ class TensorComparison:
         text = disagreement(sample, self.files)
         if not text:
             return []
-        return [Fault("verify.tensor", f"{_label(tensor)} differs from {source.source}: {text}", tensor.source)]
+        return [Fault("verify.tensor", f"{tensor.label} differs from {source.source}: {text}", tensor.source)]
 
     def _follows(self, tensor: Tensor, config: ModelConfig | None, kinds: Collection[str]) -> bool:
         """Whether a tensor is the factors of RoPE that a configuration says."""
@@ -709,14 +709,14 @@ class TensorComparison:
         """Padding is zero."""
         before = self.out.once(canonical.unowned).get(tensor.source)
         if before is not None and self.source is not None and not self._same_before(before, self.source):
-            return [Fault("verify.padding", f"{_label(tensor)} {_BEFORE}", tensor.source)]
+            return [Fault("verify.padding", f"{tensor.label} {_BEFORE}", tensor.source)]
         if not tensor.layout.padded:
             return []
 
         row = dirty_padding(tensor, self.files)
         if row is None:
             return []
-        text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
+        text = f"{tensor.label} holds non-zero padding in stored row {row:,}"
         return [Fault("verify.padding", text, tensor.source)]
 
     def _same_before(self, before: Tensor, source: TensorIndex) -> bool:
@@ -811,7 +811,3 @@ def within(paths: Iterable[Path]) -> Callable[[Tensor], bool]:
         return len(places) == 1 and places <= known
 
     return looked_at
-
-
-def _label(tensor: Tensor) -> str:
-    return tensor.source if tensor.source == tensor.name else f"{tensor.source} ({tensor.name})"

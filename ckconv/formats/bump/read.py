@@ -731,7 +731,7 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
         raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}")
     if len(head) == slots.HEADER_BYTES and not any(head):
         # Both scripts write the header last, over zeros.
-        raise InputError("bump.magic", "its header is zeros: the engine's script stopped before it wrote one")
+        raise InputError("bump.magic", "the header is zeros: the engine's script stopped before it wrote one")
 
 
 def _flat(path: Path) -> int | None:

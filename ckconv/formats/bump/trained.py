@@ -177,7 +177,7 @@ def _family(config: Mapping[str, Any]) -> Family:
         known = ", ".join(family.name for family in families_of_engine(slots.TRAINED))
         raise UnsupportedError(
             "model.architecture",
-            f"it was trained in the engine as {quoted(word)}; ckconv knows what the engine trains of {known}",
+            f"was trained in the engine as {quoted(word)}; ckconv knows what the engine trains of {known}",
         )
     return family
 

@@ -79,7 +79,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     model = found_base.config if found_base else None
     family = FAMILIES[model.family] if model else family_named(architecture)
     if model is not None and family is not None and family.gguf != architecture:
-        message = f"it is made for {architecture!r}, the base is {family.gguf!r}"
+        message = f"is made for {architecture!r}, the base is {family.gguf!r}"
         raise InputError("adapter.base", message, path=path, found=architecture, allowed=family.gguf)
     alpha = _alpha(file, path)
     unsupported = [] if _text(file, values.GGUF_TYPE_KEY) == "lora" else [f"{values.GGUF_TYPE_KEY} is not 'lora'"]

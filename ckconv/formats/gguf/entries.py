@@ -412,7 +412,8 @@ def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
     needed = required_layers(config) if config else {}
     for name in canonical:
         if family and parse(name).pattern in needed:
-            planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
+            label = planner.index.label(name)
+            planner.refuse(f"llama.cpp loads no {family.gguf} without {label}, which --drop leaves out")
 
 
 def canonical_entries(
@@ -441,7 +442,7 @@ def canonical_entries(
             entries.setdefault(made.name, made)
         elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
-            planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
+            planner.refuse(f"GGUF stores {tensor.label} in one tensor with {absent}, which is not there")
     for made in _fillers(sizes, tensors):
         entries.setdefault(made.name, made)
     _check_missing(planner, config, tensors, zero_filled)

@@ -499,7 +499,7 @@ class CheckpointPlanner(Planner):
                 continue
             types = {self.types[part]: part for part in entry.parts}
             if len(types) > 1:
-                mixed = " and ".join(f"{part} is {dtype}" for dtype, part in types.items())
+                mixed = " and ".join(f"{self.tensors[part].source} is {dtype}" for dtype, part in types.items())
                 self.fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
                 continue
             parts, dtype = [self.tensors[part] for part in entry.parts], next(iter(types))

@@ -129,7 +129,7 @@ def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> Tensor
     """
     if source is not None:
         if source.size is None:
-            message = "what a tensor is stands right before its values: such a file is not read out of a pipe"
+            message = "each tensor is described right before its values: such a file is not read out of a pipe"
             raise UnsupportedError("whisper.pipe", message, path=path, hint="save it, and name the file")
         return _index(path, source)
     with open_source(path) as opened:
