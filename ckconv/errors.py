@@ -97,7 +97,7 @@ class CkconvError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The file and the message, with the tensor behind where no sentence names it."""
+        """File and message; behind them the tensor, where no sentence names it."""
         place = f"{self.path}: " if self.path else ""
         known = not self.tensor or any(self.tensor in text for text in (self.message, *self.details))
         return f"{place}{self.message}" if known else f"{place}{self.message} (tensor {quoted(str(self.tensor))})"

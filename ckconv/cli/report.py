@@ -313,7 +313,7 @@ def merged_lines(report: Report, settings: Settings) -> list[str]:
     label = report.plan.index.label
     name, most = max(report.merged.items(), key=lambda item: item[1])
     changed = counted(len(report.merged), "tensor")
-    lines = [f"  adapters changed {changed}, at most by {most:.3g}, in {label(name)} (-v lists all)"]
+    lines = [f"  adapters changed {changed}, at most by {most:.3g}, in {label(name)}; -v lists all"]
     if settings.verbose:
         lines += [f"    {label(name)}: {change:.3g}" for name, change in report.merged.items()]
     return lines

@@ -529,7 +529,7 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """Its names for messages: the file's, and the canonical one behind."""
+        """Name for messages: the file's, with the canonical one behind."""
         return self.source if self.source == self.name else f"{self.source} ({self.name})"
 
     @property
