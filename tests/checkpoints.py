@@ -7,7 +7,7 @@ renamed, stacked, quantized or permuted from there by the functions below, which
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ class Raw:
 
 Array = np.ndarray | Raw
 Tensors = dict[str, Array]
+
+
+def change_document(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON document in its place."""
+    document = json.loads(path.read_text())
+    how(document)
+    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def bf16(values: np.ndarray) -> Raw:

@@ -33,6 +33,16 @@ def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
     return path
 
 
+def bytes_of(path: Path) -> dict[str, bytes]:
+    """The bytes of every tensor of a GGUF."""
+    return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """The array of every tensor of a GGUF."""
+    return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+
+
 def gguf_copy(
     source: Path,
     target: Path,

@@ -40,6 +40,11 @@ def write(outputs: Outputs, data: bytes) -> None:
     outputs.fds.sync()
 
 
+def contents(place: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
+from outputs import contents
+
 
 @dataclass
 class Server:
@@ -132,9 +134,7 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
 
 def hub(directory: Path, repository: str, commit: str) -> Server:
     """A hub with one repository."""
-    files = {
-        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
+    files = contents(directory)
     listed = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
     document = {"id": repository, "sha": commit, "siblings": listed, "tags": [], "private": False, "downloads": 0}
     return Server(

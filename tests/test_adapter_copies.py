@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, save, save_file
+from gguf_copies import arrays_of
 from safetensors.numpy import load_file
 
 import ckconv
@@ -42,10 +43,6 @@ def adapter(root: Path, more: dict[str, np.ndarray], targets: tuple[str, ...] = 
     return root / "adapter"
 
 
-def tensors(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
-
-
 def copies(rows: int) -> dict[str, np.ndarray]:
     """Both saved modules three times over (``save_embedding_layers``)."""
     new = np.random.default_rng(5).standard_normal((rows, BASE.hidden)).astype(np.float32)
@@ -59,8 +56,8 @@ def test_copies_of_saved_modules_are_left_out(tmp_path: Path) -> None:
     source = adapter(tmp_path, found, modules_to_save=["embed_tokens", "lm_head"])
     ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
 
-    assert np.array_equal(tensors(tmp_path / "m.gguf")["output.weight"], found[f"{HEAD}.weight"])
-    assert np.array_equal(tensors(tmp_path / "m.gguf")["token_embd.weight"], found[f"{TABLE}.weight"])
+    assert np.array_equal(arrays_of(tmp_path / "m.gguf")["output.weight"], found[f"{HEAD}.weight"])
+    assert np.array_equal(arrays_of(tmp_path / "m.gguf")["token_embd.weight"], found[f"{TABLE}.weight"])
 
 
 def grown(rows: int) -> dict[str, dict[str, np.ndarray]]:
@@ -110,7 +107,7 @@ def test_a_resized_base_takes_the_vocabulary_that_grew(tmp_path: Path, way: str)
     source = adapter(tmp_path, found, targets, trainable_token_indices=named)
     ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])
 
-    made, whole = tensors(tmp_path / "m.gguf"), next(iter(found.values()))
+    made, whole = arrays_of(tmp_path / "m.gguf"), next(iter(found.values()))
     if way == "whole":
         assert np.array_equal(made["output.weight"], whole)
     elif way == "lora":
@@ -189,7 +186,7 @@ def test_the_head_of_a_tied_base_has_one_reason_and_a_way_out(tmp_path: Path) ->
     assert "--untie" in (caught.value.hint or "")
     ckconv.convert(model, tmp_path / "b.gguf", options=Options(tie="untie"))
     ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=tmp_path / "b.gguf"))
-    assert "output.weight.lora_b" in tensors(tmp_path / "a.gguf")
+    assert "output.weight.lora_b" in arrays_of(tmp_path / "a.gguf")
 
 
 def rows_of(module: str, count: int = 2) -> dict[str, np.ndarray]:
@@ -205,7 +202,7 @@ def test_rows_of_tokens_replace_those_of_the_base(tmp_path: Path, tied: bool) ->
     report = ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])
     ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
 
-    found, old = tensors(tmp_path / "m.gguf"), BASE.tensors()
+    found, old = arrays_of(tmp_path / "m.gguf"), BASE.tensors()
     wanted = old[f"{TABLE}.weight"].copy()
     wanted[[17, 5]] = next(iter(rows.values()))
     assert np.array_equal(found["token_embd.weight"], wanted)
@@ -219,7 +216,7 @@ def test_rows_of_the_embedding_and_of_the_head(tmp_path: Path) -> None:
     source = adapter(tmp_path, rows_of(TABLE) | rows_of(HEAD, 1), trainable_token_indices=named)
     ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
 
-    changed = tensors(tmp_path / "m.gguf")["output.weight"] != BASE.tensors()["lm_head.weight"]
+    changed = arrays_of(tmp_path / "m.gguf")["output.weight"] != BASE.tensors()["lm_head.weight"]
     assert np.flatnonzero(changed.any(axis=1)).tolist() == [3]
 
 
@@ -233,7 +230,7 @@ def test_rows_of_a_tied_head_alone_take_a_base_with_a_head(tmp_path: Path) -> No
 
     ckconv.convert(model, tmp_path / "untied", to="safetensors", options=Options(tie="untie"))
     ckconv.convert(tmp_path / "untied", tmp_path / "m.gguf", adapters=[(source, 1.0)])
-    found, old = tensors(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"]
+    found, old = arrays_of(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"]
     assert np.array_equal(found["token_embd.weight"], old)
     assert np.array_equal(found["output.weight"][3], next(iter(rows_of(HEAD, 1).values()))[0])
 
@@ -246,7 +243,7 @@ def test_an_adapter_of_rows_is_merged_only(tmp_path: Path) -> None:
     assert "--adapter ADAPTER merges it" in (caught.value.hint or "")
 
     ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=tmp_path / "base", drop=("*.rows",)))
-    assert set(tensors(tmp_path / "a.gguf")) == {"blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"}
+    assert set(arrays_of(tmp_path / "a.gguf")) == {"blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"}
 
 
 @pytest.mark.parametrize(
@@ -306,7 +303,7 @@ def test_an_adapter_of_trainable_tokens_is_merged(tmp_path: Path, tied: bool) ->
     source = of_tokens(tmp_path, {TABLE: ROWS, **({HEAD: ROWS} if tied else {})})
     ckconv.convert(base(tmp_path, tied=tied), tmp_path / "m.gguf", adapters=[(source, 1.0)])
 
-    found, wanted = tensors(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"].copy()
+    found, wanted = arrays_of(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"].copy()
     wanted[[17, 5]] = ROWS
     assert np.array_equal(found["token_embd.weight"], wanted)
     assert ("output.weight" in found) is not tied
@@ -380,7 +377,7 @@ def test_as_peft_merges(tmp_path: Path, alone: bool) -> None:
 
     ckconv.convert(model, tmp_path / "m.gguf", adapters=[(tmp_path / "adapter", 1.0)])
     table = merged.get_input_embeddings().weight
-    assert np.array_equal(tensors(tmp_path / "m.gguf")["token_embd.weight"], table.detach().numpy())
+    assert np.array_equal(arrays_of(tmp_path / "m.gguf")["token_embd.weight"], table.detach().numpy())
     assert merged.get_output_embeddings().weight is table
 
 

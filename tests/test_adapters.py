@@ -21,6 +21,7 @@ from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from consumers import Consumer
 from gguf_copies import finish
+from outputs import contents
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from tower_cases import checkpoint, recordings
@@ -314,7 +315,7 @@ def test_an_adapter_on_stdout_is_an_archive_of_its_directory(to: str, tmp_path: 
 
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}
-    assert found == {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert found == contents(tmp_path / "made")
 
 
 def test_blocks_are_decoded_only_when_asked(tmp_path: Path, ckconv: Any) -> None:

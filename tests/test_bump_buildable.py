@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import change_document
 from conftest import FIXTURES
 
 QWEN3, LLAMA, UNTIED = (
@@ -17,39 +18,37 @@ QWEN3, LLAMA, UNTIED = (
 )
 
 
-def edited(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(path.read_text())
-    how(document)
-    path.write_text(json.dumps(document, indent=2) + "\n")
-
-
 def called(family: str) -> Callable[[Path], None]:
     """All documents say that the model is of another family."""
 
     def change(folder: Path) -> None:
-        edited(
+        change_document(
             folder / "config.json",
             lambda c: c.update(model_type=family, architectures=[f"{family.title()}ForCausalLM"]),
         )
-        edited(folder / "weights_manifest.json", lambda m: (m.update(model=family), m["config"].update(model=family)))
+        change_document(
+            folder / "weights_manifest.json", lambda m: (m.update(model=family), m["config"].update(model=family))
+        )
 
     return change
 
 
 def tied(word: bool) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        edited(folder / "config.json", lambda c: c.update(tie_word_embeddings=word))
-        edited(folder / "weights_manifest.json", lambda m: m["config"].update(tie_word_embeddings=word))
+        change_document(folder / "config.json", lambda c: c.update(tie_word_embeddings=word))
+        change_document(folder / "weights_manifest.json", lambda m: m["config"].update(tie_word_embeddings=word))
 
     return change
 
 
 def summary(how: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    return lambda folder: edited(folder / "weights_manifest.json", lambda m: how(m["quant_summary"]))
+    return lambda folder: change_document(folder / "weights_manifest.json", lambda m: how(m["quant_summary"]))
 
 
 def size(folder: Path) -> None:
-    edited(folder / "weights_manifest.json", lambda m: m["entries"][-1].update(size=m["entries"][-1]["size"] - 4))
+    change_document(
+        folder / "weights_manifest.json", lambda m: m["entries"][-1].update(size=m["entries"][-1]["size"] - 4)
+    )
 
 
 def map_elsewhere(folder: Path) -> None:

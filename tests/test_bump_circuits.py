@@ -227,28 +227,31 @@ def test_entries_and_configuration_of_qwen3vl(tmp_path: Path) -> None:
     assert "template" not in said
 
 
-def test_april_computes_the_first_token_of_qwen3vl_only(tmp_path: Path) -> None:
-    with pytest.raises(CkconvError, match="April 2026 computes qwen3vl wrong: from the second token on") as caught:
-        bump_of(checkpoint("qwen3_vl-tied", tmp_path / "source"), tmp_path, "april")
-    assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
+@pytest.mark.parametrize(
+    ("case", "said", "hint"),
+    [
+        (
+            "qwen3_vl-tied",
+            "April 2026 computes qwen3vl wrong: from the second token on",
+            "--engine july computes it",
+        ),
+        ("glm4-tied", "the engine of April 2026 has no template for glm4", "--engine july computes it"),
+        # one that refuses the model itself is no way out
+        ("qwen3_5-grouped_value_heads", "the engine of April 2026 computes qwen35 wrong", None),
+    ],
+)
+def test_what_april_has_no_right_template_for_is_refused(
+    case: str, said: str, hint: str | None, tmp_path: Path
+) -> None:
+    with pytest.raises(CkconvError, match=said) as caught:
+        bump_of(checkpoint(case, tmp_path / "source"), tmp_path, "april")
+    assert (caught.value.exit_code, caught.value.hint) == (4, hint)
 
 
 def test_biases_beside_floats_are_refused_without_a_hint_at_an_release_that_has_no_template(tmp_path: Path) -> None:
     source = checkpoint("glm4-biases", tmp_path / "source")
     with pytest.raises(CkconvError, match="adds a bias beside a float matrix twice") as caught:
         bump_of(source, tmp_path)
-    assert (caught.value.exit_code, caught.value.hint) == (4, None)
-
-
-def test_april_has_no_template_for_glm4(tmp_path: Path) -> None:
-    with pytest.raises(CkconvError, match="the engine of April 2026 has no template for glm4") as caught:
-        bump_of(checkpoint("glm4-tied", tmp_path / "source"), tmp_path, "april")
-    assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
-
-
-def test_an_release_that_refuses_the_model_itself_is_no_way_out(tmp_path: Path) -> None:
-    with pytest.raises(CkconvError, match="the engine of April 2026 computes qwen35 wrong") as caught:
-        bump_of(checkpoint("qwen3_5-grouped_value_heads", tmp_path / "source"), tmp_path, "april")
     assert (caught.value.exit_code, caught.value.hint) == (4, None)
 
 

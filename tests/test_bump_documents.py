@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import change_document
 from conftest import FIXTURES
 
 SOURCE = FIXTURES / "hf/qwen3-tied-bf16"
@@ -20,12 +20,6 @@ def made(folder: Path, ckconv: Callable[..., Any], version: int, source: Path = 
     flags = ("--bump-version", version, *(("--map",) if version > 3 else ()))
     assert ckconv("convert", source, f"{folder}/b/", "--to", "bump", *flags).code == 0
     return folder / "b/weights.bump"
-
-
-def change(path: Path, how: Change) -> None:
-    document = json.loads(path.read_text())
-    how(document)
-    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def rename(old: str, new: str) -> Change:
@@ -63,7 +57,7 @@ SEALED: dict[str, tuple[Change, str]] = {
 def test_a_manifest_that_says_otherwise(name: str, version: int, tmp_path: Path, ckconv) -> None:
     how, sentence = MANIFESTS[name]
     path = made(tmp_path, ckconv, version)
-    change(path.with_name("weights_manifest.json"), how)
+    change_document(path.with_name("weights_manifest.json"), how)
     alone = ckconv("verify", path)
     assert (alone.code, "error[verify.document]" in alone.err, sentence in alone.err) == (5, True, True), alone.err
     assert ckconv("verify", path, SOURCE).code == 5
@@ -73,7 +67,7 @@ def test_a_manifest_that_says_otherwise(name: str, version: int, tmp_path: Path,
 def test_a_manifest_that_is_not_the_one_of_the_file(name: str, tmp_path: Path, ckconv) -> None:
     how, sentence = SEALED[name]
     path = made(tmp_path, ckconv, 5)
-    change(path.with_name("weights_manifest.json"), how)
+    change_document(path.with_name("weights_manifest.json"), how)
     alone = ckconv("verify", path)
     assert (alone.code, sentence in alone.err) == (5, True), alone.err
 
@@ -97,7 +91,7 @@ def test_what_the_engines_runner_adds_is_no_fault(tmp_path: Path, ckconv) -> Non
         for entry in manifest["entries"]:
             entry["offset"], entry["size_bytes"] = entry["file_offset"], entry["size"]
 
-    change(path.with_name("weights_manifest.json"), added)
+    change_document(path.with_name("weights_manifest.json"), added)
     assert ckconv("verify", path).code == 0
 
 
@@ -110,7 +104,7 @@ CONFIGS = {3: BUMP3_KEYS, 4: KEYS, 5: KEYS}
 def test_a_misspelt_key_of_the_configuration(version: int, key: str, tmp_path: Path, ckconv) -> None:
     source = LLAMA if version == 3 else SOURCE
     path = made(tmp_path, ckconv, version, source)
-    change(path.with_name("config.json"), rename(key, key[:2] + "~" + key[3:]))
+    change_document(path.with_name("config.json"), rename(key, key[:2] + "~" + key[3:]))
     alone = ckconv("verify", path)
     assert (alone.code, f"it has no {key}" in alone.err) == (5, True), alone.err
     assert ckconv("verify", path, source).code == 5
@@ -120,7 +114,7 @@ def test_a_misspelt_key_of_the_configuration(version: int, key: str, tmp_path: P
 @pytest.mark.parametrize(("key", "value"), [("attn_out_dim", 1), ("tie_word_embeddings", False), ("num_merges", 9)])
 def test_a_configuration_that_says_otherwise(key: str, value: object, version: int, tmp_path: Path, ckconv) -> None:
     path = made(tmp_path, ckconv, version)
-    change(path.with_name("config.json"), lambda document: document.update({key: value}))
+    change_document(path.with_name("config.json"), lambda document: document.update({key: value}))
     alone = ckconv("verify", path)
     assert (alone.code, f"{key} is {value!r}, " in alone.err) == (5, True), alone.err
 

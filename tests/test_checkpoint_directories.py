@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, save
 from gguf_builder import Q4_0, Q4_K, Tensor, gguf as made_gguf
+from gguf_copies import arrays_of
 from models import Model
 from safetensors.numpy import load_file
 
@@ -23,12 +24,8 @@ INDEX = "model.safetensors.index.json"
 Run = Callable[..., Any]
 
 
-def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
-
-
 def same(one: Path, other: Path) -> None:
-    ours, theirs = tensors_of(one), tensors_of(other)
+    ours, theirs = arrays_of(one), arrays_of(other)
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
@@ -258,7 +255,7 @@ def test_float64_is_rounded_where_that_is_allowed(to: str, dtype: str, tmp_path:
 
     assert ckconv("diff", "--weights", tmp_path / "out", source).code == 5
     if (to, dtype) == ("gguf", "f32"):
-        found = tensors_of(tmp_path / "out/model.gguf")["token_embd.weight"]
+        found = arrays_of(tmp_path / "out/model.gguf")["token_embd.weight"]
         assert np.array_equal(found, finer["model.embed_tokens.weight"].astype(np.float32))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import FIXTURES
+from outputs import contents
 
 pty = pytest.importorskip("pty")  # of POSIX
 
@@ -30,10 +31,6 @@ def lines(out: str) -> list[dict[str, Any]]:
 
 def statuses(out: str) -> list[str]:
     return [line["status"] for line in lines(out)]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def identities(directory: Path) -> dict[Path, tuple[int, int]]:

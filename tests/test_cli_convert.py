@@ -23,14 +23,11 @@ from checkpoints import Decoder, save
 from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import BLOCKS, Model
+from outputs import names
 
 SMALL = Model(vocab=40, context=6)
 K = Model(hidden=256, ffn=512, vocab=10, context=4, matrix=Q.Q4_K)
 PADDED = Model(hidden=48, ffn=72, vocab=20, context=5)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture

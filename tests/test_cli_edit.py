@@ -14,6 +14,7 @@ import gguf
 import pytest
 import tower_cases
 from conftest import FIXTURES
+from gguf_copies import bytes_of
 from safetensors import safe_open
 
 from ckconv.families.towers import tower_of_document
@@ -33,10 +34,6 @@ def value(path: Path, key: str) -> object:
     return field and field.contents()
 
 
-def tensors(path: Path) -> dict[str, bytes]:
-    return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
-
-
 def test_a_new_file_has_the_other_header(model: Path, ckconv) -> None:
     before = model.read_bytes()
     found = ckconv(
@@ -46,7 +43,7 @@ def test_a_new_file_has_the_other_header(model: Path, ckconv) -> None:
     assert found.code == 0, found.err
     new = model.with_name("new.gguf")
     assert (value(new, "general.license"), value(new, "general.name")) == ("mit", None)
-    assert tensors(new) == tensors(model)
+    assert bytes_of(new) == bytes_of(model)
     assert model.read_bytes() == before
 
 
@@ -81,7 +78,7 @@ def test_keys_of_what_nobody_knows_are_noted(key: str, noted: bool, model: Path,
 
 
 def test_in_place_a_new_file_takes_the_name(model: Path, ckconv) -> None:
-    held, old = tensors(model), model.stat().st_ino
+    held, old = bytes_of(model), model.stat().st_ino
     before = model.read_bytes()
     with model.open("rb") as reader:
         assert ckconv("edit", model, "--in-place", "--set-meta", "general.license=mit").code == 0
@@ -89,7 +86,7 @@ def test_in_place_a_new_file_takes_the_name(model: Path, ckconv) -> None:
 
     assert model.stat().st_ino != old
     assert value(model, "general.license") == "mit"
-    assert tensors(model) == held
+    assert bytes_of(model) == held
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import FIXTURES, Result
+from outputs import contents
 
 import ckconv
 from ckconv.conversion import cluster, pipeline, write as writing
@@ -36,10 +37,6 @@ GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 @pytest.fixture
 def ckconv_run(ckconv: Callable[..., Result]) -> Callable[..., Result]:
     return ckconv
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
 def die_once(marks: str) -> None:

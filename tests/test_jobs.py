@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from outputs import contents
 from test_quantize import WIDE, checkpoint
 
 import ckconv
@@ -86,7 +87,7 @@ def converted(source: Path, folder: Path, target: str, jobs: int, options: dict[
     """What is in every file, and what the report says of values."""
     folder.mkdir()
     report = ckconv.convert(source, f"{folder}/{target}", jobs=jobs, options=Options(**options), **more)
-    files = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = contents(folder)
     return files, report.changed, report.merged, report.plan.errors and report.plan.errors.of_types, report.verified
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, save
 from conftest import FIXTURES
+from outputs import contents
 from test_jobs import left_of
 from test_quantize import WIDE, checkpoint
 
@@ -57,7 +58,7 @@ def converted(source: Path, folder: Path, to: str, jobs: int, options: dict[str,
     folder.mkdir()
     target = f"{folder}/out.gguf" if to == "gguf" else f"{folder}/out/"
     report = ckconv.convert(source, target, to=to, jobs=jobs, options=Options(**options), **more)
-    files = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = contents(folder)
     said = [(file.path.name, file.nbytes, file.sha256) for file in report.files]
     return files, said, report.changed, report.merged, report.verified
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, Result
+from outputs import contents
 
 resource = pytest.importorskip("resource")  # of POSIX
 
@@ -127,7 +128,7 @@ def written(command: list[object], out: Path, ckconv: Ckconv) -> tuple[Result, d
     out.mkdir(exist_ok=True)
     (out / "e.gguf").write_bytes(LLAMA.read_bytes())
     done = ckconv(*(str(word).replace("OUT", str(out)) for word in command))
-    return done, {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    return done, contents(out)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP], ids=os.strerror)

@@ -14,6 +14,7 @@ from checkpoints import save_file
 from conftest import Result
 from family_cases import cases, checkpoint
 from family_directions import differing, read_gguf
+from outputs import contents
 from safetensors import deserialize
 from safetensors.numpy import load_file
 from test_draft_logits import drafted
@@ -112,8 +113,7 @@ def test_a_source_record_gives_the_directory_back(ckconv: Callable[..., Result],
     back = ckconv("convert", *two, f"{tmp_path}/back/", "--to", "mlx")
 
     assert (done.code, back.code) == (0, 0), done.err + back.err
-    files = {path.name: path.read_bytes() for path in (tmp_path / "mlx").iterdir()}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
+    assert contents(tmp_path / "back") == contents(tmp_path / "mlx")
 
 
 @pytest.mark.parametrize("asked", ["affine:8:32", "mxfp4"])
@@ -126,8 +126,7 @@ def test_they_are_quantized_as_the_model_is(name: str, asked: str, tmp_path: Pat
     convert(tmp_path / "mlx", f"{tmp_path}/back/", to="hf", options=Options(dequantize=True))
     convert(tmp_path / "mlx", f"{tmp_path}/copy/", to="mlx")
 
-    files = {path.name: path.read_bytes() for path in (tmp_path / "mlx").iterdir()}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == files
+    assert contents(tmp_path / "copy") == contents(tmp_path / "mlx")
     scaled = {name for name in names_in(tmp_path / "mlx" / DRAFTS) if name.endswith(".scales")}
     assert {"mtp.fc.scales", "mtp.layers.0.self_attn.q_proj.scales"} < scaled
     verify(tmp_path / "mlx", source, options=Options(quantize=asked))

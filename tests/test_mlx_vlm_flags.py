@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import Result
+from outputs import contents
 from test_mlx_vlm import both
 from test_towers_back import arrays
 from tower_cases import checkpoint, recorded_tower, seen_by_mlx_vlm, with_tokens
@@ -176,5 +177,4 @@ def test_a_record_makes_a_directory_of_mlx_vlm_again_byte_for_byte(name: str, ck
     done = ckconv("convert", *two, f"{tmp_path}/back/", "--to", "mlx")
 
     assert (made.code, done.code, "byte for byte: mlx" in done.out) == (0, 0, True), made.err + done.err
-    files = {path.name: path.read_bytes() for path in directory.iterdir()}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
+    assert contents(tmp_path / "back") == contents(directory)

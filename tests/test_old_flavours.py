@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from bump4_builder import Built, build
 from bump_broken import Bump
+from gguf_copies import arrays_of
 from trained_builder import Trained
 
 import ckconv as library
@@ -185,7 +185,7 @@ def test_words_in_layout_f_are_told_by_the_manifest(tmp_path: Path, ckconv: Any)
     assert "container\tlayout\t5-F\n" in ckconv("inspect", path).out
     library.convert(path, tmp_path / "m.gguf")
 
-    made = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    made = arrays_of(tmp_path / "m.gguf")
     assert np.array_equal(made["blk.0.attn_output.weight"], built.weights["layers.0.attention.output.weight"])
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from checkpoints import Raw, save_file
 from family_cases import cases, checkpoint, tensors
+from gguf_copies import bytes_of
 from safetensors.numpy import load_file
 from safetensors_builder import tensors_of
 
@@ -28,10 +28,6 @@ HEADS = {
 }
 
 
-def values(path: Path) -> dict[str, bytes]:
-    return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
-
-
 @pytest.mark.parametrize("prefix", ["", "bert."])
 def test_norms_under_their_older_names_are_the_same_model(prefix: str, tmp_path: Path) -> None:
     new = checkpoint(CASE.recorded, tmp_path / "new", CASE.tokenizer)
@@ -47,7 +43,7 @@ def test_norms_under_their_older_names_are_the_same_model(prefix: str, tmp_path:
     ckconv.convert(new, tmp_path / "new.gguf")
     ckconv.convert(old, f"{tmp_path / 'copy'}/", to="safetensors")
 
-    assert values(tmp_path / "old.gguf") == values(tmp_path / "new.gguf")
+    assert bytes_of(tmp_path / "old.gguf") == bytes_of(tmp_path / "new.gguf")
     assert {item.name for item in report.plan.left_out} == set(heads)
     assert load_file(tmp_path / "copy" / "model.safetensors").keys() == {**named, **heads}.keys()
     assert ckconv.verify(tmp_path / "old.gguf", old)
@@ -93,4 +89,4 @@ def test_names_of_the_class_are_those_of_the_released_files(family: str, tmp_pat
     save_file(source / "model.safetensors", named, {"format": "pt"})
     ckconv.convert(source, tmp_path / "class.gguf")
 
-    assert values(tmp_path / "class.gguf") == values(tmp_path / "released.gguf")
+    assert bytes_of(tmp_path / "class.gguf") == bytes_of(tmp_path / "released.gguf")

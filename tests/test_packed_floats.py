@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors
-from gguf_copies import gguf_copy
-from packed_checkpoints import fp8, fp8_values, model, rewritten
+from gguf_copies import bytes_of, gguf_copy
+from packed_checkpoints import fp8, fp8_values, model, nibbles, rewritten
 from safetensors import safe_open
 
 from ckconv.families.catalog import FAMILIES
@@ -28,12 +28,6 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 Made = tuple[Tensors, np.ndarray]
 Pack = Callable[[str, tuple[int, int], int], Made]
-
-
-def nibbles(codes: np.ndarray) -> np.ndarray:
-    """Two codes a byte, the first in the lower half."""
-    packed: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
-    return packed
 
 
 def groups(scales: np.ndarray, size: int) -> np.ndarray:
@@ -511,7 +505,7 @@ def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> No
         assert np.array_equal(values, expected[key].astype(np.float32)), key
     assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed").code == 0
     assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "copy.gguf").code == 0
-    one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+    one, other = (bytes_of(tmp_path / f"{name}.gguf")
                   for name in ("m", "copy"))  # fmt: skip
     assert one == other
 
@@ -526,7 +520,7 @@ def test_scales_of_activations_beside_nvfp4_stay_in_a_gguf_and_are_left_out_else
     gguf_copy(tmp_path / "m.gguf", tmp_path / "scales.gguf", tensors=more)
 
     assert ckconv("convert", tmp_path / "scales.gguf", tmp_path / "copy.gguf").code == 0
-    one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+    one, other = (bytes_of(tmp_path / f"{name}.gguf")
                   for name in ("scales", "copy"))  # fmt: skip
     assert one == other
     assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "scales.gguf").code == 0

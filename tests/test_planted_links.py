@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, Result
+from outputs import contents
 from tower_cases import checkpoint, recordings
 
 import ckconv
@@ -83,10 +84,6 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(place: Path) -> list[str]:
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("dangling", [False, True], ids=["there", "dangling"])

@@ -16,6 +16,7 @@ import pytest
 from bump_broken import BAD_CONFIGS, BROKEN, FILE, SOUND, Bump, K, put, with_layers
 from checkpoints import Decoder, save
 from hypothesis import given, strategies as st
+from outputs import names
 
 from ckconv import Options, convert
 from ckconv.errors import CkconvError, InputError, UnsupportedError
@@ -34,10 +35,6 @@ def beside(folder: Path, data: bytes, **changes: object) -> Path:
     return path
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @pytest.mark.parametrize(("data", "code", "fragments"), BROKEN.values(), ids=BROKEN)
 def test_broken_file(data: bytes, code: str, fragments: tuple[str, ...], tmp_path: Path, ckconv) -> None:
     config = K.config() if data[0x18:0x1C] == K.header()[0x18:0x1C] else {}
@@ -54,7 +51,7 @@ def test_broken_file(data: bytes, code: str, fragments: tuple[str, ...], tmp_pat
         assert (result.code, result.out) == (3, "")
         assert f"ckconv: error[{code}]: {path}: " in result.err
         assert fragments[0] in result.err
-    assert files(tmp_path) == ["config.json", "m.bump"]
+    assert names(tmp_path) == ["config.json", "m.bump"]
 
 
 @pytest.mark.parametrize(("changes", "fragment"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
@@ -65,7 +62,7 @@ def test_configuration_contradicts(changes: dict, fragment: str, tmp_path: Path,
         assert result.code == 3
         assert "error[model.config]" in result.err
         assert fragment in result.err.replace("\\\\x1b", "\\x1b")
-    assert files(tmp_path) == ["config.json", "m.bump"]
+    assert names(tmp_path) == ["config.json", "m.bump"]
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,15 @@ def test_every_tensor_beyond_the_end_is_listed(write):
     assert [detail[:10] for detail in error.details] == ["tensor 'c'"]
 
 
-def test_a_hole_is_reported_once(write):
-    tensors = [Tensor("a"), Tensor("b", offset=64), Tensor("c", offset=96), Tensor("d", offset=128)]
-    error = refusal(write(gguf([], tensors)))
-    assert (error.code, error.tensor, error.details) == ("gguf.offset", "b", ())
-
-
-def test_an_overlap_is_reported_once(write):
-    tensors = [TWO[0], Tensor("b", offset=0), Tensor("c", offset=544)]
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [Tensor("a"), Tensor("b", offset=64), Tensor("c", offset=96), Tensor("d", offset=128)],
+        [TWO[0], Tensor("b", offset=0), Tensor("c", offset=544)],
+    ],
+    ids=["hole", "overlap"],
+)
+def test_a_hole_or_an_overlap_is_reported_once(write, tensors):
     error = refusal(write(gguf([], tensors)))
     assert (error.code, error.tensor, error.details) == ("gguf.offset", "b", ())
 

@@ -141,17 +141,7 @@ def test_every_broken_module_is_named(tmp_path: Path) -> None:
         {**SETTINGS, "model.embed_tokens": False, "no.such.module": {"bits": 2}},
         {"group_size": 32},
         {**SETTINGS, "mode": None, "bits": None},
-    ],
-)
-def test_a_module_takes_its_own_entry_or_the_general_one(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """An entry without a mode is affine whatever the general mode is, as mlx-lm's loader has it."""
-    index = open_index(directory(tmp_path, SOUND, settings))
-    assert index.tensors["layers.0.ffn.up.weight"].dtype.name == "MLX 4-bit group 32 F32"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
+        # without an entry
         {**SETTINGS, "group_size": 64},
         {"bits": 4},
         {**SETTINGS, "bits": 2},
@@ -161,8 +151,11 @@ def test_a_module_takes_its_own_entry_or_the_general_one(tmp_path: Path, setting
         {"group_size": 64, "bits": 4, f"language_model.{MODULE}": {"group_size": 32, "bits": 4}},
     ],
 )
-def test_a_module_without_an_entry_is_what_its_arrays_say(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """As mlx-lm's ``infer_quant_config`` has it: entries may name modules as files do, and not as the class does."""
+def test_a_module_is_what_its_entry_or_its_arrays_say(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """An entry without a mode is affine whatever the general mode is, as mlx-lm's loader has it.
+
+    Arrays are as its ``infer_quant_config`` has them: entries may name modules as files do, and not as the class does.
+    """
     index = open_index(directory(tmp_path, SOUND, settings))
     assert index.tensors["layers.0.ffn.up.weight"].dtype.name == "MLX 4-bit group 32 F32"
 

@@ -16,6 +16,7 @@ import tokenizers
 from checkpoints import Array, Decoder, as_mixtral, bf16, save, save_file
 from conftest import FIXTURES
 from consumers import LIBRARY
+from gguf_copies import bytes_of
 from llama_cpp_vocabulary import ids_by_file
 from safetensors.numpy import load_file
 from test_readers_pytorch import torch_pickle
@@ -87,7 +88,7 @@ def test_the_tensors_are_those_of_the_model_that_transformers_saves(
         assert result.code == 0, result.err
         assert ckconv("verify", out, source).code == 0
         if target == "gguf":
-            made.append(tensors_of(out))
+            made.append(bytes_of(out))
         else:
             made.append({"": (out / "model.safetensors").read_bytes()})
             config = json.loads((out / "config.json").read_text())
@@ -102,14 +103,10 @@ def test_the_tensors_are_those_of_the_model_that_transformers_saves(
     assert ckconv("diff", "--weights", theirs, own).code == 0
 
 
-def tensors_of(path: Path) -> dict[str, bytes]:
-    return {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
-
-
 def same_as_whole(tmp_path: Path, ckconv, own: Path, expected: dict[str, bytes]) -> None:
     result = ckconv("convert", own, tmp_path / "parts.gguf")
     assert result.code == 0, result.err
-    assert tensors_of(tmp_path / "parts.gguf") == expected
+    assert bytes_of(tmp_path / "parts.gguf") == expected
     assert ckconv("verify", tmp_path / "parts.gguf", own).code == 0
 
 
@@ -123,7 +120,7 @@ def halves(tmp_path: Path, ckconv) -> tuple[Path, dict[str, bytes], list[dict[st
     assert ckconv("convert", own, tmp_path / "whole.gguf").code == 0
     whole.unlink()
     names = sorted(tensors)
-    return own, tensors_of(tmp_path / "whole.gguf"), [{name: tensors[name] for name in names[n::2]} for n in (0, 1)]
+    return own, bytes_of(tmp_path / "whole.gguf"), [{name: tensors[name] for name in names[n::2]} for n in (0, 1)]
 
 
 def test_shards_with_an_index_are_the_model_in_one_file(tmp_path: Path, ckconv, halves: Any) -> None:
@@ -257,7 +254,7 @@ def test_words_are_those_that_llama_cpps_converter_writes(kind: str, tmp_path: P
     assert ckconv("convert", own, tmp_path / "m.gguf").code == 0
 
     assert keys_of(tmp_path / "m.gguf") == {**recorded["keys"], **_MORE[kind]}
-    found = {name: sha256(data).hexdigest() for name, data in tensors_of(tmp_path / "m.gguf").items()}
+    found = {name: sha256(data).hexdigest() for name, data in bytes_of(tmp_path / "m.gguf").items()}
     assert found == recorded["tensors"]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 from gguf_builder import pair
+from outputs import contents
 from remote_servers import Server, hub, serving
 
 import ckconv as ckconv_package
@@ -43,10 +44,6 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("LEAST", "PIECE"):
         monkeypatch.setattr(elsewhere, name, min(getattr(elsewhere, name), request.param))
     monkeypatch.setattr(elsewhere, "KEPT", 8 * request.param)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.mark.usefixtures("pieces")

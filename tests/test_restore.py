@@ -19,6 +19,7 @@ from conftest import FIXTURES, Result
 from gemma3_checkpoint import ONE_BASE, configure
 from gguf import GGMLQuantizationType as Q
 from models import Model
+from outputs import contents
 from test_record import packed
 
 from ckconv.api import open_model
@@ -92,7 +93,7 @@ def there_and_back(ckconv: Ckconv, source: Path, to: str, folder: Path, *flags: 
     done = ckconv("convert", folder / "bump", f"{folder}/back/", "--to", to)
     assert done.code == 0, done.err
     assert "made again from weights.bump.source.zip, byte for byte" in done.out
-    return {path.name: path.read_bytes() for path in (folder / "back").iterdir()}
+    return contents(folder / "back")
 
 
 @pytest.mark.parametrize("trip", TRIPS, ids=lambda trip: trip.id)

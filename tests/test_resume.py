@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import FIXTURES, Result, kept_handlers
+from outputs import contents
 
 from ckconv.cli import run
 from ckconv.conversion import pipeline
@@ -65,10 +66,6 @@ def convert(source: Path, target: str, *flags: str, number: int = 0, at: int = 0
     ):
         code = run(command)
     return Result(code, f"{out.getvalue()}made {made.call_count}\n", err.getvalue())
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
 def staging(place: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, Result
+from outputs import contents
 
 from ckconv.publish.journal import lasting_name
 
@@ -68,10 +69,6 @@ def convert(place: Path, name: str, *flags: str, number: int = 0, at: int = 0, s
     command = [sys.executable, "-c", CHILD, str(number), str(at), "convert", str(source), f"{place}/{name}", "-q"]
     done = subprocess.run([*command, "--max-shard-size", "80KB", *flags], capture_output=True, text=True, check=False)
     return Result(done.returncode, done.stdout, done.stderr)
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 def shown(place: Path) -> dict[str, bytes]:

@@ -266,6 +266,12 @@ def test_the_one_number_of_latent_attention_comes_back_as_two(
     assert said.keys().isdisjoint({"beta_fast", "beta_slow", "attention_factor"})
 
 
+def assert_near(wanted: np.ndarray, made: np.ndarray, family: str) -> None:
+    """Logits of latent attention are as near as two engines come to each other."""
+    allowed = (3e-4 if family == "glm_moe_dsa" else 1e-4) * max(1.0, float(wanted.std()))
+    assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < allowed
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(("family", "number"), [row[:2] for row in LATENT])
 def test_llama_cpp_and_transformers_compute_the_same_of_latent_attention(
@@ -278,9 +284,7 @@ def test_llama_cpp_and_transformers_compute_the_same_of_latent_attention(
     with consumers.transformers() as transformers:
         wanted = transformers.logits(tmp_path / "back", prompt)
     made = llama_cpp.logits(source, prompt)
-    assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < (3e-4 if family == "glm_moe_dsa" else 1e-4) * max(
-        1.0, float(wanted.std())
-    )
+    assert_near(wanted, made, family)
 
 
 @pytest.mark.live
@@ -292,9 +296,7 @@ def test_llama_cpp_and_mlx_lm_compute_the_same_of_latent_attention(
     ckconv.convert(source, tmp_path / "mlx", to="mlx")
     prompt = tuple((7 * i * i + 3 * i + 5) % 90 for i in range(24))
     wanted, made = mlx_lm.logits(tmp_path / "mlx", prompt), llama_cpp.logits(source, prompt)
-    assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < (3e-4 if family == "glm_moe_dsa" else 1e-4) * max(
-        1.0, float(wanted.std())
-    )
+    assert_near(wanted, made, family)
 
 
 #: What llama.cpp's converter writes of these two numbers is computed otherwise.

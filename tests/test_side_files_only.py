@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Result
+from outputs import contents
 
 Run = Callable[..., Result]
 
 DENSE = "gguf/llama-tied-bf16.auto.gguf"
 QUANTIZED = "kquants/llama64.Q4_K_M.gguf"
-
-
-def content(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -32,11 +29,11 @@ def test_the_files_are_those_of_a_whole_conversion(
     fixtures: Path, tmp_path: Path, ckconv: Run, source: str, flags: list[str]
 ) -> None:
     assert ckconv("convert", fixtures / source, tmp_path / "whole", "--to", "hf", *flags).code == 0
-    whole = {name: data for name, data in content(tmp_path / "whole").items() if ".safetensors" not in name}
+    whole = {name: data for name, data in contents(tmp_path / "whole").items() if ".safetensors" not in name}
     result = ckconv("convert", fixtures / source, tmp_path / "alone", "--to", "hf", "--side-files-only")
     assert (result.code, result.err) == (0, "")
     assert "no weights" in result.out
-    assert content(tmp_path / "alone") == whole
+    assert contents(tmp_path / "alone") == whole
     assert {"config.json", "tokenizer.json"} <= set(whole)
 
 
@@ -44,13 +41,13 @@ def test_a_bump_file_has_them_too(fixtures: Path, tmp_path: Path, ckconv: Run) -
     assert ckconv("convert", fixtures / "hf/llama-tied-bf16", tmp_path / "model.bump").code == 0
     arguments = (tmp_path / "model.bump", tmp_path / "out/", "--to", "hf", "--side-files-only")
     assert ckconv("convert", *arguments, "--no-source-record").code == 0
-    assert "config.json" in content(tmp_path / "out")
+    assert "config.json" in contents(tmp_path / "out")
 
 
 def test_the_document_is_that_of_a_conversion_without_tensors(fixtures: Path, tmp_path: Path, ckconv: Run) -> None:
     result = ckconv("convert", fixtures / DENSE, tmp_path / "out", "--to", "hf", "--side-files-only", "--json").json
     assert (result["files"], result["bytes"], result["verified"]) == ([], 0, None)
-    assert {Path(name).name for name in result["side_files"]} == set(content(tmp_path / "out"))
+    assert {Path(name).name for name in result["side_files"]} == set(contents(tmp_path / "out"))
 
 
 def test_nothing_is_written_for_show_nor_over_what_is_there(fixtures: Path, tmp_path: Path, ckconv: Run) -> None:
@@ -60,7 +57,7 @@ def test_nothing_is_written_for_show_nor_over_what_is_there(fixtures: Path, tmp_
     out.mkdir()
     (out / "mine").write_text("mine")
     result = ckconv("convert", fixtures / DENSE, out, "--to", "hf", "--side-files-only")
-    assert (result.code, content(out)) == (6, {"mine": b"mine"})
+    assert (result.code, contents(out)) == (6, {"mine": b"mine"})
 
 
 @pytest.mark.parametrize(

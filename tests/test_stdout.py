@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
+from outputs import contents
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +66,7 @@ def test_an_archive_has_every_file_of_the_directory(target: str, tmp_path: Path)
         assert (piped.returncode, piped.stderr) == (0, b"")
         with tarfile.open(fileobj=io.BytesIO(piped.stdout)) as archive:
             found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
-        wanted = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+        wanted = contents(tmp_path / "made")
         assert found.keys() == wanted.keys()
         assert found == wanted
 

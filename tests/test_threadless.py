@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from outputs import contents
 
 import ckconv
 from ckconv.conversion import write
@@ -26,7 +27,7 @@ def converted(what: str, folder: Path) -> Any:
     folder.mkdir()
     to = "safetensors" if target == "m/" else None
     done = ckconv.convert(FIXTURES / source, f"{folder}/{target}", to=to, jobs=3, options=Options(**options))
-    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = contents(folder)
     return files, done.verified, done.changed
 
 

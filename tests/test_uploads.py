@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES, Result
-from outputs import refused
+from outputs import contents, refused
 from test_pooling import embedding_gemma
 
 import ckconv as library
@@ -38,10 +38,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def there(memory: Any) -> dict[str, bytes]:
     return {name.rpartition("/")[2]: memory.cat_file(name) for name in memory.find("/")}
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
 @pytest.mark.parametrize("flags", ["m/ --to safetensors --checksums", "m/ --to mlx --record", "m/m.gguf"])
@@ -83,9 +79,8 @@ def test_directories_of_an_output_are_directories_elsewhere(memory: Any, tmp_pat
         library.convert(source, f"{tmp_path}/{name}/", to="safetensors")
         done = library.convert(source, f"memory://zoo/{name}/", to="safetensors")
         local = tmp_path / name
-        files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
         found = {path.removeprefix(f"/zoo/{name}/"): memory.cat_file(path) for path in memory.find(f"/zoo/{name}")}
-        assert found == files
+        assert found == contents(local)
         assert {str(path) for path in done.side_files} >= {f"memory://zoo/{name}/2_Dense/config.json"}
         assert library.diff(f"memory://zoo/{name}", local).same
 

@@ -9,6 +9,7 @@ import pytest
 import safetensors
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
+from outputs import contents
 
 from ckconv.api import convert
 from ckconv.core.options import Options
@@ -105,7 +106,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     made = []
     for name in ("a", "b"):
         convert(GGUF, str(tmp_path / name), to="safetensors")
-        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+        made.append(contents(tmp_path / name))
     assert made[0] == made[1]
 
 
