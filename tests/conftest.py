@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,8 +114,39 @@ NEEDS: dict[str, Callable[[], bool]] = {
 }
 
 
+def covering(rows: Sequence[Sequence[object]], together: int) -> list[int]:
+    """The numbers of rows that have, between them, every value of every axis: alone, or with those of one further."""
+    wanted = [{*combinations(enumerate(row), together)} for row in rows]
+    missing, kept = set().union(*wanted), []
+    while missing:
+        kept.append(max(range(len(rows)), key=lambda n: len(wanted[n] & missing)))
+        missing -= wanted[kept[-1]]
+    return kept
+
+
+def leave_to_combinations(items: list[pytest.Item]) -> None:
+    """Of a test of a product of axes, mark the rows that only ``make combinations`` runs."""
+    products: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("product"):
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for rows in products.values():
+        together = {"pairs": 2, "values": 1}[rows[0].get_closest_marker("product").args[0]]
+        axes = [named(mark) for mark in rows[0].iter_markers("parametrize")]
+        values = [[tuple(id(row.callspec.params[name]) for name in axis) for axis in axes] for row in rows]
+        for number in {*range(len(rows))} - {*covering(values, together)}:
+            rows[number].add_marker("combinations")
+
+
+def named(mark: pytest.Mark) -> Sequence[str]:
+    """The arguments that a mark gives values."""
+    return [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this user or machine cannot do."""
+    """Leave out what this user or machine cannot do, and rows of products that others show."""
+    leave_to_combinations(items)
     wanted = {item: [NEEDS[name] for mark in item.iter_markers("needs") for name in mark.args] for item in items}
     left_out = [item for item, needs in wanted.items() if not all(there() for there in needs)]
     if left_out:
