@@ -84,9 +84,11 @@ attack:
 edits:
 	$(PYTHON) scripts/edits.py --edits 20000 --sample 2000 --jobs $(JOBS)
 
-# Options in chance combinations over every recorded model: right, or refused.
+# Options in chance combinations over every recorded model: right, or refused. Then the rows of tests whose kinds other
+# rows show in `make test` (tests/products.py), with what those need.
 combinations:
 	$(PYTHON) scripts/combinations.py --seconds 1800
+	$(PYTHON) -m pytest -n $(JOBS) -m combinations
 
 # Faults at every system call of a conversion; nothing may be mixed, and what is said must be true.
 faults:

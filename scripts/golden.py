@@ -91,17 +91,17 @@ def sources() -> list[Path]:
 
 
 def lines(start: str, look: Look | None = None) -> Iterator[str]:
-    """One line a run, in a fixed order, of the sources whose lines start so: those of a folder, one, or all.
+    """One line a run, in a fixed order, of those that start so: of a folder, a source, one of its runs, or all.
 
     Args:
         look: called with every output that is made.
     """
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     for source in sources():
-        if not f"{source.relative_to(FIXTURES)}\t".startswith(start):
-            continue
         base = base_of(source)
         for name, arguments in QUANTIZED.get(source.parent.name, RUNS).items():
+            if not f"{source.relative_to(FIXTURES)}\t{name}\t".startswith(start):
+                continue
             with tempfile.TemporaryDirectory() as place:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]

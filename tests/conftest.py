@@ -31,6 +31,7 @@ import numpy as np
 import pytest
 from gguf import gguf_reader
 from hypothesis import HealthCheck, settings
+from products import beside
 
 import ckconv as package
 from ckconv.cli import GARBAGE_THRESHOLD, run
@@ -114,16 +115,6 @@ NEEDS: dict[str, Callable[[], bool]] = {
 }
 
 
-def covering(rows: Sequence[Sequence[object]], together: int) -> list[int]:
-    """The numbers of rows that have, between them, every value of every axis: alone, or with those of one further."""
-    wanted = [{*combinations(enumerate(row), together)} for row in rows]
-    missing, kept = set().union(*wanted), []
-    while missing:
-        kept.append(max(range(len(rows)), key=lambda n: len(wanted[n] & missing)))
-        missing -= wanted[kept[-1]]
-    return kept
-
-
 def leave_to_combinations(items: list[pytest.Item]) -> None:
     """Of a test of a product of axes, mark the rows that only ``make combinations`` runs."""
     products: dict[str, list[pytest.Function]] = {}
@@ -134,7 +125,7 @@ def leave_to_combinations(items: list[pytest.Item]) -> None:
         together = {"pairs": 2, "values": 1}[rows[0].get_closest_marker("product").args[0]]
         axes = [named(mark) for mark in rows[0].iter_markers("parametrize")]
         values = [[tuple(id(row.callspec.params[name]) for name in axis) for axis in axes] for row in rows]
-        for number in {*range(len(rows))} - {*covering(values, together)}:
+        for number in beside([{*combinations(enumerate(row), together)} for row in values]):
             rows[number].add_marker("combinations")
 
 

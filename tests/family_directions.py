@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -232,12 +232,12 @@ class Run:
         tensors = rounded(made["tensors"], wanted["tensors"])
         return differing(wanted["tensors"], tensors) or differing(wanted["keys"], made["keys"])
 
-    def outcomes(self, engines: Mapping[str, consumers.Consumer]) -> dict[str, str]:
-        """What became of every direction, and of what engines compute of the right ones."""
-        found = {direction: self.outcome(direction) for direction in DIRECTIONS}
+    def outcomes(self, engines: Mapping[str, consumers.Consumer], asked: Sequence[str] = DIRECTIONS) -> dict[str, str]:
+        """What became of the directions, and of what engines compute of the right ones."""
+        found = {direction: self.outcome(direction) for direction in asked}
         for name, directions in ENGINES.items() if self.case.reference != "none" else ():
             for direction in directions:
-                if name in engines and found[direction] == "right":
+                if name in engines and found.get(direction) == "right":
                     found[f"{name} {direction}"] = self.computes(name, engines[name], direction)
         return found
 

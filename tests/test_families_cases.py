@@ -8,18 +8,39 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import consumers
 import numpy as np
 import pytest
 from conftest import FIXTURES
 from family_adapters import DIRECTIONS as USED, AdapterRun
-from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families
+from family_cases import CASES, DIRECTIONS, NO_SOURCE, AdapterCase, Case, adapters, cases, families
 from family_directions import Run, otherwise_than_the_class
+from products import shown
 
-EVERY = [pytest.param(case, id=str(case)) for case in cases()]
+#: Directions that read what one of the others reads, and write what another one writes.
+OTHERS = ("hf->hf", "gguf->mlx")
+
+
+def kinds_of(case: Case) -> set[tuple[str, ...]]:
+    """What a case shows in those directions: what is expected, and with which keys, tensors and options."""
+    expected = {(case.family, direction, case.expected(direction)) for direction in OTHERS}
+    return expected | {(case.family, name) for name in (*case.overrides, *case.stored, *case.options)}
+
+
+def every() -> Iterator[Any]:
+    """Every case and the directions that it is converted in; what others show of the last two stands apart."""
+    for row in shown(cases(), kinds_of):
+        (case,) = row.values
+        directions = [one for one in DIRECTIONS if one not in OTHERS] if row.marks else DIRECTIONS
+        yield pytest.param(case, directions, id=str(case))
+        if row.marks:
+            yield pytest.param(case, OTHERS, id=f"{case}-others", marks=row.marks)
+
+
 LORAS = [pytest.param(one, id=str(one)) for one in adapters()]
 
 
@@ -52,12 +73,12 @@ def test_the_engine_is_asked(engine: str, model: str, engines: dict[str, consume
     assert (len(logits), logits.ndim, bool(np.isfinite(logits).all())) == (3, 2, True)
 
 
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize(("case", "directions"), [*every()])
 def test_every_direction_is_right_or_refused_as_the_case_says(
-    case: Case, engines: dict[str, consumers.Consumer], tmp_path: Path
+    case: Case, directions: Sequence[str], engines: dict[str, consumers.Consumer], tmp_path: Path
 ) -> None:
     running = run(case, tmp_path)
-    outcomes = running.outcomes(engines)
+    outcomes = running.outcomes(engines, directions)
 
     assert running.unexpected(outcomes) == {}
     assert quantized_otherwise(running, outcomes, engines) == []
