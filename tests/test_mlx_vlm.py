@@ -82,24 +82,17 @@ def test_a_checkpoint_becomes_what_mlx_vlm_makes_of_it(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [*MADE, *JOINED])
-def test_its_tower_is_the_mmproj_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+def test_its_tower_and_its_text_model_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     source, directory = both(name, tmp_path)
 
-    convert_tower(source, tmp_path / "hf.gguf")
-    convert_tower(directory, tmp_path / "mlx.gguf")
-
-    wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
-    assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
-    verify(tmp_path / "mlx.gguf", directory)
-
-
-@pytest.mark.parametrize("name", [*MADE, *JOINED])
-def test_its_text_model_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    source, directory = both(name, tmp_path)
-
+    convert_tower(source, tmp_path / "hf-mmproj.gguf")
+    convert_tower(directory, tmp_path / "mlx-mmproj.gguf")
     convert(source, tmp_path / "hf.gguf")
     done = convert(directory, tmp_path / "mlx.gguf")
 
+    wanted, found = read_gguf(tmp_path / "hf-mmproj.gguf"), read_gguf(tmp_path / "mlx-mmproj.gguf")
+    assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
+    verify(tmp_path / "mlx-mmproj.gguf", directory)
     wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
     if name.startswith(("gemma3", *JOINED)):  # mlx-vlm stores the embedding twice
         found["tensors"].pop("output.weight", None)
@@ -122,6 +115,7 @@ def test_it_becomes_the_checkpoint_again(name: str, tmp_path: Path) -> None:
     verify(tmp_path / "out", directory)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("made_of", ["hf", "mlx"])
 @pytest.mark.parametrize("name", BOTH)
 def test_two_files_become_the_directory_and_it_two_files(name: str, made_of: str, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,14 @@ from checkpoints import Raw, save
 from conftest import FIXTURES, Result
 from family_cases import RECORDS, cases, checkpoint
 from gguf import GGUFReader
+from products import shown
 from safetensors import deserialize
 from test_record import packed
 from test_towers_back import WHOLE
 from tower_cases import recordings, with_tokens
 
 from ckconv import Options, convert
+from ckconv.families.merge import FOLDER
 from ckconv.record import keep as keeping
 
 Ckconv = Callable[..., Result]
@@ -67,12 +71,21 @@ def halves(name: str, root: Path, ckconv: Ckconv, *, shards: int = 1) -> Path:
     return source
 
 
+def kinds_of_whole(row: tuple[str, int]) -> set[object]:
+    """A tower, a text model, and the number of shards."""
+    config = RECORDED[row[0]]["config"]
+    return {row[1], ("whole", config["model_type"]), ("text", config.get("text_config", {}).get("model_type"))}
+
+
+SEEING = product([*WHOLE, "internvl_chat-bf16", "ultravox-f16", "ultravox-bf16"], [3, 1])
+
+
 @pytest.mark.usefixtures("unrefused")
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("name", [*WHOLE, "internvl_chat-bf16", "ultravox-f16", "ultravox-bf16"])
+@pytest.mark.parametrize("row", shown(SEEING, kinds_of_whole, lambda row: f"{row[0]}-{row[1]}"))
 def test_a_model_that_sees_comes_back_out_of_its_two_files(
-    name: str, shards: int, ckconv: Ckconv, tmp_path: Path
+    row: tuple[str, int], ckconv: Ckconv, tmp_path: Path
 ) -> None:
+    name, shards = row
     source = halves(name, tmp_path, ckconv, shards=shards)
 
     done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/back/")
@@ -171,7 +184,16 @@ def test_other_options_ask_for_another_file(ckconv: Ckconv, tmp_path: Path) -> N
     assert "--dtype asks for another file than the source was" in done.out, done.err
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def kinds_of_family(family: str) -> set[object]:
+    """Types of a checkpoint and of its GGUF, how many axes a tensor has, and how its family stores values and rows."""
+    case = FAMILIES[family]
+    stored = {(dtype, len(shape)) for dtype, shape, *_ in case.recorded["tensors"].values()}
+    made = {(kind, len(shape)) for kind, shape, *_ in case.recorded["converter"]["tensors"].values()}
+    rows = re.findall(r"value = \"[a-z_]+\"|[(][\w|]+[)]", (FOLDER / f"{family}.toml").read_text())
+    return {*stored, *made, *rows}
+
+
+@pytest.mark.parametrize("family", shown(FAMILIES, kinds_of_family))
 def test_every_family_comes_back(family: str, tmp_path: Path) -> None:
     case = FAMILIES[family]
     source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)

@@ -119,10 +119,15 @@ def arrays(root: Path) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_every_tensor_comes_back_under_its_own_name(name: str, tmp_path: Path) -> None:
-    source, _, _, out = whole(name, tmp_path)
+def said(document: dict[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= said(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in UNSAID | SPECIAL}
 
+
+def assert_tensors_are_there(name: str, source: Path, out: Path) -> None:
+    """Every one, under its own name."""
     wanted, made = arrays(source), arrays(out)
     parts = BEHIND.get(name, ())
     behind = {key for key in wanted if key.startswith("vision_tower.") and any(part in key for part in parts)}
@@ -136,17 +141,8 @@ def test_every_tensor_comes_back_under_its_own_name(name: str, tmp_path: Path) -
     assert [name for name, array in wanted.items() if not np.array_equal(array, made[name])] == []
 
 
-def said(document: dict[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in document.items():
-        found |= said(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
-    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in UNSAID | SPECIAL}
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_the_configuration_of_the_whole_says_what_the_originals_said(name: str, tmp_path: Path) -> None:
-    source, _, _, out = whole(name, tmp_path)
-
+def assert_configuration_is_the_same(name: str, source: Path, out: Path) -> None:
+    """It says what the original's said."""
     wanted, made = (said(json.loads((root / "config.json").read_text())) for root in (source, out))
     axial = {key: value for key, value in wanted.items() if key.startswith("vision_config.rope_parameters.")}
     wanted |= LAYERS if name in BEHIND else {}
@@ -160,12 +156,14 @@ def test_the_configuration_of_the_whole_says_what_the_originals_said(name: str, 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
-    _, text, mmproj = halves(name, tmp_path)
+    source, text, mmproj = halves(name, tmp_path)
 
     done = ckconv("convert", text, mmproj, f"{tmp_path}/out/")
 
     assert done.code == 0, done.err
     assert "the class" in done.out
+    assert_tensors_are_there(name, source, tmp_path / "out")
+    assert_configuration_is_the_same(name, source, tmp_path / "out")
     checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
     assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
     # a row of the embedding is a tensor of the mmproj, too; what frequencies are divided by follows
