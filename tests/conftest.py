@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 from gguf import gguf_reader
 from hypothesis import HealthCheck, settings
-from products import beside
+from products import beside, diagonals
 
 import ckconv as package
 from ckconv.cli import GARBAGE_THRESHOLD, run
@@ -125,8 +125,9 @@ def leave_to_combinations(items: list[pytest.Item]) -> None:
         together = {"pairs": 2, "values": 1}[rows[0].get_closest_marker("product").args[0]]
         axes = [named(mark) for mark in rows[0].iter_markers("parametrize")]
         values = [[tuple(id(row.callspec.params[name]) for name in axis) for axis in axes] for row in rows]
-        for number in beside([{*combinations(enumerate(row), together)} for row in values]):
-            rows[number].add_marker("combinations")
+        order = diagonals(values)
+        for place in beside([{*combinations(enumerate(values[number]), together)} for number in order]):
+            rows[order[place]].add_marker("combinations")
 
 
 def named(mark: pytest.Mark) -> Sequence[str]:

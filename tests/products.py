@@ -21,6 +21,19 @@ def beside(kinds: Sequence[AbstractSet[Hashable]]) -> set[int]:
     return left
 
 
+def diagonals(rows: Sequence[Sequence[Hashable]]) -> list[int]:
+    """The numbers of a product's rows, those of its diagonal first: no value is in many rows and another one in few."""
+    axes = [{value: place for place, value in enumerate(dict.fromkeys(axis))} for axis in zip(*rows, strict=True)]
+    longest = max(range(len(axes)), key=lambda axis: len(axes[axis]))
+
+    def off(number: int) -> list[int]:
+        row = rows[number]
+        place = axes[longest][row[longest]]
+        return [(places[value] - place) % len(places) for value, places in zip(row, axes, strict=True)]
+
+    return sorted(range(len(rows)), key=off)
+
+
 def shown(
     rows: Iterable[Row], kinds_of: Callable[[Row], AbstractSet[Hashable]], name: Callable[[Row], str] = str
 ) -> list[Any]:

@@ -75,6 +75,7 @@ def grown(rows: int) -> dict[str, dict[str, np.ndarray]]:
     return {"whole": copies(rows), "lora": lora, "tokens": tokens}
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("way", ["whole", "lora", "tokens"])
 @pytest.mark.parametrize("more", [3, -4])
 @pytest.mark.parametrize("form", ["hf", "gguf", "q8_0"])

@@ -49,6 +49,7 @@ def by_entry(name: str, folder: Path, *, tokens: bool = False, coded: int = 0) -
     return path
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_byte_for_every_entry_is_read_by_the_manifest(name: str, tokens: bool, tmp_path: Path, ckconv: Any) -> None:

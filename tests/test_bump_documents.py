@@ -52,6 +52,7 @@ SEALED: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_that_says_otherwise(name: str, version: int, tmp_path: Path, ckconv) -> None:

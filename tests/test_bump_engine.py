@@ -35,6 +35,7 @@ def bump_of(source: Path, folder: Path, **options: object) -> Path:
     return folder / "b" / "weights.bump"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("through", ["checkpoint", "gguf", "mlx"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_engine_computes_what_transformers_does_of_the_source(name: str, through: str, tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def expected_config(name: str, engines: list[str]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("release", ["april", "july"])
 @pytest.mark.parametrize("name", HELD)
 def test_entries_and_configuration_are_the_computed_ones(name: str, release: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def said(source: Path, folder: Path) -> tuple[Any, dict[str, bytes]]:
     return manifest["special_tokens"], content
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_source_says_the_same(name: str, kind: tuple[str, str], tmp_path: Path) -> None:

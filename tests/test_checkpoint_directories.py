@@ -323,6 +323,7 @@ def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
     assert ckconv("verify", tmp_path / "out", source, *flags[2:]).code == 0
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("start", "but"),
     [
@@ -347,6 +348,7 @@ def test_names_within_another_module_are_one_reason(start: str, but: str, to: st
     assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("word", ["_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 def test_words_of_wrappers_within_names_are_one_reason(word: str, to: str, tmp_path: Path, ckconv: Run) -> None:

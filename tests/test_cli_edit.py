@@ -274,6 +274,7 @@ def test_keys_are_dropped_wherever_they_stand(tmp_path: Path, ckconv) -> None:
     assert "config.json: rope_theta: 10000.0 -> (none)" in said
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
 @pytest.mark.parametrize(
     "flags",
@@ -515,6 +516,7 @@ def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
         assert edited.code == 0, edited.err
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     "text", ["1e400", "-1e400", "NaN", "Infinity", '{"a": [1e400, 2]}', "1e3", "[]", "null", "007"]
 )
@@ -663,6 +665,7 @@ def test_a_directory_is_no_place_for_its_own_edit(ckconv, tmp_path: Path) -> Non
 _OF_ONE_LAYER = {"gemma3n-bf16", "gemma4_unified-bf16", "gemma4_unified-f16"}
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("name", sorted({*tower_cases.recordings()} - _OF_ONE_LAYER))
 def test_how_many_layers_a_tower_has_is_not_edited(name: str, by: int, tmp_path: Path, ckconv) -> None:

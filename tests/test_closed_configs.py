@@ -51,6 +51,7 @@ def said(error: CkconvError) -> str:
     return "; ".join((error.message, *error.details, error.hint or ""))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
 @pytest.mark.parametrize("value", [False, "x", {"num_hidden_layers": 1}])
 def test_a_key_without_letters_is_no_text_part(tmp_path: Path, to: str, value: Any) -> None:
@@ -76,6 +77,7 @@ def test_a_type_of_rope_that_the_other_library_passes_over_comes_back(tmp_path: 
     assert report.verified == 21
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -386,6 +388,7 @@ def table(family: str, **changes: Any) -> dict[str, Any]:
     return {**case["config"]["rope_parameters"], **changes}
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("family", ["phi", "nemotron", "stablelm", "glm4", "glm"])
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])

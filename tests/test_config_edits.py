@@ -511,6 +511,7 @@ def test_a_mistral_of_mlx_lm_does_not_slide_in_transformers_either(tmp_path: Pat
 # The output head
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 def test_a_head_that_the_class_would_make_up_is_missed(tmp_path: Path, model_type: str, to: str) -> None:
@@ -618,6 +619,7 @@ def test_llama3_scaling_without_an_original_context_starts_from_the_models_own(t
 # Values of no use
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("key", "value"),
     [

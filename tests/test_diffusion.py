@@ -527,6 +527,7 @@ def test_a_pipeline_is_named_part_by_part_and_each_converts(tmp_path: Path) -> N
     assert diff(tmp_path / "transformer", tmp_path / "made").same
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("number", ["", "_2"])
 @pytest.mark.parametrize("target", ["gguf", "safetensors", "mlx"])
 def test_a_text_encoder_takes_the_tokenizer_of_its_pipeline(target: str, number: str, tmp_path: Path) -> None:

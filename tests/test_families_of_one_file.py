@@ -69,6 +69,7 @@ def test_mlx_and_back_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert ckconv.verify(tmp_path / "mlx", checkpoint(name)).compared
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("source", ["hf", "gguf"])
 @pytest.mark.parametrize("name", NAMES)
 def test_mlx_lm_computes_what_transformers_does(

@@ -215,6 +215,7 @@ def test_layers_of_nemotron_nas_are_what_their_switches_say(
     assert said in refusal(*checkpoint(tmp_path, "nemotron_nas", "scaled", block_configs=[first, *more]))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["gguf", "mlx"])
 @pytest.mark.parametrize("family", ["laguna", "mellum", "gemma4_text", "gemma4_assistant"])
 def test_a_scaling_beside_a_table_by_kinds_of_layers_is_refused(tmp_path: Path, family: str, to: str) -> None:

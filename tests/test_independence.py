@@ -1009,6 +1009,7 @@ def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor:
         assert command("verify", f"{tmp_path}/out", str(source))[0] == status
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     "found", [{}, {"tokenizer.chat_template": typed.scalar("str", "another")}], ids=["none", "another"]
 )
@@ -1157,6 +1158,7 @@ def test_a_gguf_says_what_its_blocks_were_weighed_by(source: str, bug: Bug, tmp_
         assert command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf")[0] == 5
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("key", "bug"),
     [
@@ -1237,6 +1239,7 @@ def test_a_context_is_said_in_the_word_of_the_family(family: str, to: str, tmp_p
     assert (status, "verified" in printed) == (0, True), printed
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(("source", "asked"), [(HF, PLAIN), (TRIPLES, MLX)])
 @pytest.mark.parametrize(
     ("key", "value"),
@@ -1570,6 +1573,7 @@ def test_a_gguf_has_the_pieces_of_a_sentencepiece_model(
         assert command(*arguments)[0] == (0 if moved and key == "scores" else 5)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     "processor",
     [
@@ -1594,6 +1598,7 @@ def test_what_is_put_around_a_text_in_other_words_is_no_fault(processor: Any, to
     assert status == 0, printed
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -101,6 +101,7 @@ def test_bytes_and_report_do_not_depend_on_the_number(name: str, floats: Path, t
     assert others == [one, one]
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("name", [name for name, (_, target, _) in CONVERSIONS.items() if target != "out.bump"])
 @pytest.mark.usefixtures("small_pieces")

@@ -83,6 +83,7 @@ class Lanes:
                 self.begun -= 1
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_bytes_and_report_do_not_depend_on_the_number(

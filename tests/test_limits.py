@@ -36,6 +36,7 @@ def limited(name: str, value: int, *arguments: object) -> subprocess.CompletedPr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep this limit")
+@pytest.mark.product("values")
 @pytest.mark.parametrize("megabytes", [60, 100, 150, 180, 200, 220, 260, 300])
 @pytest.mark.parametrize("command", ["convert", "verify", "inspect"])
 def test_little_memory(command: str, megabytes: int, tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def written(command: list[object], out: Path, ckconv: Ckconv) -> tuple[Result, d
     return done, contents(out)
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP], ids=os.strerror)
 @pytest.mark.parametrize("what", ["links", "locks", "neither"])
 @pytest.mark.parametrize("name", WRITTEN)
@@ -153,6 +155,7 @@ def test_a_file_system_without_links_or_locks(
     assert (done.code, found) == (0, MEANT[name]), done.err
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("home", ["read-only", "not there", "unset", "empty"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_whatever_the_home_directory_is_nothing_is_kept_there(

@@ -64,6 +64,7 @@ def test_a_checkpoint_computes_to_the_bit_what_llama_cpps_own_gguf_of_it_does(
     assert np.array_equal(llama_cpp.logits(tmp_path / "m.gguf", PROMPT), theirs)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("through", ["safetensors", "mlx"])
 @pytest.mark.parametrize("checkpoint", EVERY)
 def test_llama_cpps_own_gguf_computes_the_same_after_a_way_through_another_format(
@@ -76,6 +77,7 @@ def test_llama_cpps_own_gguf_computes_the_same_after_a_way_through_another_forma
     assert np.array_equal(llama_cpp.logits(tmp_path / "m.gguf", PROMPT), llama_cpp.logits(theirs, PROMPT))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", COPIES)
 @pytest.mark.parametrize("options", [Options(), Options(max_shard_bytes=60_000)], ids=["one file", "shards"])
 def test_a_copied_gguf_computes_the_same_to_the_bit(
@@ -119,6 +121,7 @@ def test_a_float32_twin_computes_what_transformers_does(
     assert off(llama_cpp.logits(tmp_path / "m.gguf", PROMPT), checkpoint.name) < limit(checkpoint.name)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("source", ["checkpoint", "gguf"])
 @pytest.mark.parametrize("checkpoint", EVERY)
 def test_mlx_lm_computes_what_transformers_does(

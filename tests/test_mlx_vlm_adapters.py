@@ -73,6 +73,7 @@ def test_an_adapter_is_merged_beside_the_tower(name: str, ckconv: Callable[..., 
     assert [key for key in one if not np.array_equal(one[key], other[key])] == []
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("base", ["hf", "mlx"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_adapter_of_a_model_that_sees_has_mlx_vlms_names(

@@ -91,6 +91,7 @@ def test_failure_at_the_second_of_three_brings_the_first_back(
     assert found(tmp_path) == ({name: OLD[name] for name in OLD if name != SHARDS[1]} if force else {})
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("step", range(28))
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("before", [{}, OLD, {SHARDS[0]: b"old"}, {SHARDS[2]: b"old", "notes": b"mine"}])

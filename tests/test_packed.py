@@ -233,6 +233,7 @@ def values_of(directory: Path) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
@@ -318,6 +319,7 @@ def test_what_is_decoded_goes_to_other_formats_as_any_model_does(tmp_path: Path,
     assert np.array_equal(found["blk.0.attn_q.weight"], permuted)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 of rows"])
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_a_copy_keeps_every_array_in_one_shard_with_its_module(

@@ -464,6 +464,7 @@ def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp
     assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--dequantize").code == 0
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("make", "change"),
     [

@@ -137,6 +137,7 @@ def floats(directory: Path) -> dict[str, np.ndarray]:
         return {name: file.get_tensor(name) for name in file.keys() if name.endswith("_proj.weight")}  # noqa: SIM118
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 @pytest.mark.parametrize("name", MODELS)
 def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
@@ -235,6 +236,7 @@ def test_mxfp8_scales_with_which_bf16_does_not_hold_every_code_are_counted(tmp_p
     assert ("the scale of 1 group is not a finite number" if byte == 255 else said) in result.err
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("flags", [(), ("--dequantize",), ("--decode", "*"), ("--dequantize", "--quantize", "q8_0")])
 @pytest.mark.parametrize("target", ["m.gguf", "m.bump", "m/"])
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ ACCEPTED: dict[str, tuple[Model, dict[str, str]]] = {
 }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_types_that_the_engine_computes_right_are_copied(name: str, version: int, tmp_path: Path, ckconv) -> None:
@@ -245,6 +246,7 @@ REFUSED: dict[str, tuple[Model, str]] = {
 }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, version: int, tmp_path: Path, ckconv) -> None:
@@ -301,6 +303,7 @@ NUMBERS: dict[str, tuple[str, float, str, str]] = {
 }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_the_engine_reads_as_others(name: str, version: int, tmp_path: Path, ckconv) -> None:

@@ -438,6 +438,7 @@ def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) ->
 GGUFS = sorted(path.name for path in (FIXTURES / "gguf").glob("*.gguf"))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["safetensors", "mlx"])
 @pytest.mark.parametrize("name", GGUFS)
 def test_there_and_back_are_the_same_keys(name: str, to: str, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def files(place: Path) -> list[str]:
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("dangling", [False, True], ids=["there", "dangling"])
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])
 @pytest.mark.parametrize("writer", WRITERS)

@@ -90,6 +90,7 @@ def checkpoint(root: Path, decoder: Decoder, model_type: str, **config: Any) -> 
     return save(root, decoder.config(model_type, **config), tensors)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("word", WORDS)
 def test_a_model_is_what_mlx_lm_makes_of_it(model: str, word: str, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_a_signaling_nan_is_kept_bit_for_bit(write):
     assert read_gguf(write(gguf([raw_pair("k", 6, bits)]))).metadata["k"].raw == bits
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize(("kind", "content"), SCALARS)
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("version", [1, 3])
@@ -166,6 +167,7 @@ def test_windows_slide_over_any_boundary(write, monkeypatch):
         assert file.tensors == whole.tensors
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("window", [97, 4096, 1 << 20])
 @pytest.mark.parametrize("longest", [3, 39, 40, 300])

@@ -255,6 +255,7 @@ def test_every_mode_width_and_group_is_read_as_mlx_decodes_it(tmp_path: Path, ke
     assert np.array_equal(made, expected, equal_nan=True)
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

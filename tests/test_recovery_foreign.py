@@ -131,6 +131,7 @@ def test_links_that_no_run_made_lead_nowhere(links: dict[str, str | None], home:
     assert listing(cloned) == {}, "the rest of it is removed"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("where", ["take", "give", "folders"])
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_a_journal_names_nothing_outside_of_its_directory(name: object, where: str, home: Path, cloned: Path) -> None:
@@ -172,6 +173,7 @@ def test_links_lead_nowhere_where_they_cannot_be_removed(
     assert listing(home) == before
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("at", range(1, 90, 2))
 def test_a_killed_run_with_outputs_in_three_directories_is_undone(force: bool, at: int, tmp_path: Path) -> None:

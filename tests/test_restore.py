@@ -577,6 +577,7 @@ def test_a_directory_gets_what_the_record_says_without_being_told(tmp_path: Path
     assert (result.code, "d.gguf' is a directory and does not say which format" in result.err) == (2, True)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     "flags", [(), ("--no-verify",), ("--no-source-record",), ("--no-source-record", "--no-verify")]
 )

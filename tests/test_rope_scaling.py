@@ -104,6 +104,7 @@ def test_a_scaling_by_one_goes_to_every_format(tmp_path: Path, scaling: dict[str
     assert said["rope_parameters"]["rope_type"] == "default"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
 @pytest.mark.parametrize(
     ("family", "to"),
@@ -200,6 +201,7 @@ def test_a_factor_of_one_does_not_hide_what_weighs_attention(tmp_path: Path) -> 
 
 
 @pytest.mark.live
+@pytest.mark.product("values")
 @pytest.mark.parametrize("family", ["llama", "phi", "nomic_bert", "olmo3", "cohere"])
 @pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale": 0.8, "mscale_all_dim": 0.5}])
 def test_llama_cpp_computes_with_the_factor_what_transformers_does(
@@ -439,6 +441,7 @@ def test_a_factor_of_more_digits_than_float32_has_is_written(tmp_path: Path, wei
     assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") == pytest.approx(weight / GROWTH, rel=1e-7)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale_all_dim": 1.0}, {"attention_factor": 1.0}])
 @pytest.mark.parametrize("kept", [{}, {"mscale": 0.5, "mscale_all_dim": 0.7}], ids=["alone", "both"])
 def test_mlx_lm_multiplies_by_any_factor_of_yarn_beside_one_of_scores(

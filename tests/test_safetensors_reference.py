@@ -68,6 +68,7 @@ def test_every_shard_is_opened_and_so_is_a_source_that_is_made_again(tmp_path: P
     assert sorted(path.name for path in opened) == shards
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(("source", "to"), OUTPUTS.values(), ids=OUTPUTS)
 def test_a_header_that_it_refuses_is_not_published(

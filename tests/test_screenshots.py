@@ -33,6 +33,7 @@ def test_they_are_small() -> None:
     assert (ROOT / "docs/screenshots/viewer.webp").stat().st_size <= 150_000
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_terminal_shows_a_command_and_what_it_says_within_its_columns(name: str, width: int) -> None:

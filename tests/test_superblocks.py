@@ -92,6 +92,7 @@ def test_mlx_itself_decodes_the_values_of_ggml(name: str) -> None:
     assert np.array_equal(np.array(made), by_ggml(blocks, name))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_groups_of_a_block_with_an_infinite_or_nan_scale_do_not_fit(name: str, number: float) -> None:

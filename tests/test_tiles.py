@@ -47,6 +47,7 @@ def times(decoded: Counter[str], work: Any) -> Counter[str]:
     return Counter(decoded)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("source", [SOURCE, *(FIXTURES / name for name in PUT_TOGETHER)])
 def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
@@ -62,6 +63,7 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
     assert again == once, "verify knows nothing of the conversion, and decodes anew"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("of_gguf", [False, True])
 def test_every_row_but_the_first_ones_of_a_tensor_is_quantized_once(
@@ -101,6 +103,7 @@ def weighed(tmp_path: Path) -> tuple[Path, Options]:
     return source, Options(quantize="q4_0", imatrix=save_imatrix(tmp_path / "i.gguf", sums_of(tmp_path / "plain.gguf")))
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("piece", [64 * 512, 1 << 20])
 def test_rows_of_experts_are_quantized_once_but_the_first_ones_of_each(
@@ -182,6 +185,7 @@ def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
         ckconv.convert(SOURCE, f"{tmp_path}/out/", to="hf", options=DECODE)
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(("quantize", "numbers"), [("affine:4:32", 2), ("mxfp4", 1)])
 def test_codes_and_scales_are_computed_once_each_but_those_of_the_first_rows(

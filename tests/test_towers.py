@@ -183,6 +183,7 @@ def test_what_a_second_of_sound_is_cut_into_is_known(flat: bool, more: dict[str,
     assert "llama.cpp hears log(max(mel, 0.001)), and transformers log(mel + 0.001)" in report.plan.notes
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(
     ("key", "value", "computed"),

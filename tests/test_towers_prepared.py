@@ -118,6 +118,7 @@ def test_what_llama_cpp_does_otherwise_is_one_note(
     assert sorted(notes(name, tmp_path, **prepared)) == sorted([note, *ALWAYS.get(name, ())])
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize(
     ("key", "value"),
     [("do_normalize", False), ("do_rescale", False), ("rescale_factor", 1 / 127.5), ("do_resize", False)],

@@ -81,6 +81,7 @@ def test_llama_cpp_computes_what_was_trained(name: str, llama_cpp: consumers.Con
     assert off(llama_cpp.logits(next(made.glob("*.gguf")), PROMPT), name) < LIMIT
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("to", ["mlx", "safetensors"])
 @pytest.mark.parametrize("name", HELD_BY_ALL)
 def test_mlx_lm_computes_what_was_trained(name: str, to: str, mlx_lm: consumers.Consumer, tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ def test_a_checkpoint_lies_beside_the_manifest_that_is_called_after_it(tmp_path:
     assert ckconv("inspect", tmp_path / "checkpoints").code == 3  # two models: one has to be named
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("wrapped", ["april", "july"])
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
 def test_a_wrapped_file_is_the_same_model(model: str, wrapped: str, tmp_path: Path, ckconv: Any) -> None:
@@ -214,6 +216,7 @@ def test_values_and_their_order(tmp_path: Path) -> None:
 # The way in
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("through", ["safetensors", "gguf", "mlx", "bump"])
 @pytest.mark.parametrize("name", ["llama", "qwen2 without other biases", "qwen3 without biases", "llama-step16"])
 def test_trainable_is_byte_for_byte_what_the_engine_wrote(name: str, through: str, tmp_path: Path) -> None:
@@ -230,6 +233,7 @@ def test_trainable_is_byte_for_byte_what_the_engine_wrote(name: str, through: st
     assert {**ours["config"], "training": None} == {**theirs["config"], "training": None}
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "llama-step16", "qwen2-step16", "qwen3-step16"])
 @pytest.mark.parametrize("wrapped", ["", "april", "july"])
 def test_a_trained_model_is_written_again_with_all_that_its_manifest_says(

@@ -22,6 +22,7 @@ LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 QWEN2 = FIXTURES / "hf/qwen2-tied-bf16"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("target", ["m.gguf", "hf/", "mlx/"])
 @pytest.mark.parametrize("version", ["3", "4", "5"])
 def test_a_way_back_out_of_a_bump_file_is_what_the_bump_file_makes(

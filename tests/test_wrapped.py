@@ -97,6 +97,7 @@ def test_a_part_of_the_text_model_that_no_rule_has_is_a_reason(tmp_path: Path) -
     assert caught.value.hint == "--drop 'model.something.*' leaves out what gemma4_text does not have"
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("family", WHOLES)
 @pytest.mark.parametrize("to", ["gguf", "mlx"])
 def test_the_number_of_a_token_is_the_one_that_the_text_part_says(family: str, to: str, tmp_path: Path) -> None:
@@ -148,6 +149,7 @@ def test_keys_beside_the_text_part_are_nothing_that_a_report_names(tmp_path: Pat
 ALONE = ("qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "gemma4_text", "llama4")
 
 
+@pytest.mark.product("pairs")
 @pytest.mark.parametrize("family", ALONE)
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 @pytest.mark.parametrize("to", ["gguf", "mlx"])
