@@ -17,7 +17,6 @@ from ckconv.core.tensors import (
     PARTS,
     Adapter,
     AdapterModule,
-    MetadataKind,
     Role,
     StoredTensor,
     Tensor,
@@ -102,19 +101,13 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     check_fits(collected, found_base, path)
     adapter = Adapter("LoRA", base_name, collected.modules, tuple(unsupported), model)
     facts = {"kind": "adapter", "method": "LoRA", "modules": len(adapter.modules), "alignment": file.alignment}
-    return TensorIndex(
-        format="gguf",
-        version=file.version,
-        path=path,
-        files=file.files,
+    return file.index(
+        path,
         architecture=architecture,
         config=None,
-        stored=file.tensors,
         tensors=collected.tensors,
         canonical_of=collected.canonical_of,
         unknown=unknown,
-        metadata_kind=MetadataKind.TYPED,
-        metadata=file.metadata,
         facts={**facts, **({"base": base_name} if base_name else {}), "data_offset": file.data_offset},
         adapter=adapter,
     )

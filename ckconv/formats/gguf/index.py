@@ -27,7 +27,7 @@ from ckconv.core.config import (
 )
 from ckconv.core.layouts import F32
 from ckconv.core.metadata import Value
-from ckconv.core.tensors import DroppedTensor, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
+from ckconv.core.tensors import DroppedTensor, Extent, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, FamilyFit, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf, gguf_words, llama_cpp_has, said_of
@@ -498,18 +498,13 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
         model = diffusion_of(file.tensors) or Diffusion(architecture)
         named = canonical_diffusion(model, map(plain_item, file.tensors), partial(_original_shape, file))
     canonical = named or canonical
-    return TensorIndex(
-        format="gguf",
-        version=file.version,
-        path=path,
-        files=file.files,
+    shards = {"shards": len(file.files)} if len(file.files) > 1 else {}
+    return file.index(
+        path,
         architecture=architecture,
         config=config,
-        stored=file.tensors,
         **canonical._replace(dropped=(*canonical.dropped, *beside))._asdict(),
-        metadata_kind=MetadataKind.TYPED,
-        metadata=file.metadata,
-        facts=_facts(file, kind),
+        facts={"kind": kind, "alignment": file.alignment, "data_offset": file.data_offset, **shards},
         tower=tower,
         misfit=misfit,
         notes=notes_on(misfit),
@@ -593,13 +588,6 @@ def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | 
         return None, None
     tower = tower_parameters(family, KeySource(file, family.gguf), path)
     return tower, tower_tensors(items(file.tensors), tower, "gguf", path)
-
-
-def _facts(file: GgufFile, kind: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": kind, "alignment": file.alignment, "data_offset": file.data_offset}
-    if len(file.files) > 1:
-        facts["shards"] = len(file.files)
-    return facts
 
 
 def _family(file: GgufFile, architecture: str) -> Family | None:

@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
 from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
-from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
+from ckconv.core.tensors import MAX_BYTES, Form, MetadataKind, StoredTensor, TensorIndex, chained, stored_tensors
 from ckconv.errors import Faults, InputError, counted, is_text, quoted
 from ckconv.families.towers import diffuses
 from ckconv.formats.gguf.values import (
@@ -528,6 +528,19 @@ class GgufFile(NamedTuple):
     def tensors(self) -> Sequence[StoredTensor]:
         """Tensors in order: absolute byte offsets, shapes outermost first."""
         return chained([shard.tensors for shard in self.shards])
+
+    def index(self, path: Path, **found: Any) -> TensorIndex:
+        """The index of these headers, with what a caller found in them."""
+        return TensorIndex(
+            "gguf",
+            self.version,
+            path,
+            self.files,
+            stored=self.tensors,
+            metadata_kind=MetadataKind.TYPED,
+            metadata=self.metadata,
+            **found,
+        )
 
     def vector(self, name: str) -> list[float] | None:
         """The numbers of a float32 vector, else ``None``.
