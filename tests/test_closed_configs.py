@@ -24,7 +24,7 @@ gguf = { arch = "mine" }
 huggingface = { model_type = "mine", class = "MineForCausalLM" }
 [parameters]
 window = { hf = "sliding_window", gguf = "attention.sliding_window", optional = true }
-layer_types = { hf = "layer_types", gguf = { key = "attention.sliding_window_pattern:bool[]", read = "slides(layers, it)", write = "each(it, 'sliding_attention', true, false)" }, optional = true }
+layer_types = { hf = "layer_types", gguf = { key = "attention.sliding_window_pattern:bool[]", read = "slides(layers, it)", write = "[kind == 'sliding_attention' for kind in it]" }, optional = true }
 [engines]
 llama_cpp = {}
 mlx_lm = {}

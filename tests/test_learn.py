@@ -169,12 +169,12 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("name", "place", "said"),
     [
-        ("gemma2", "parameters.layer_types.value", "cycle(layers, ['sliding_attention', 'full_attention'])"),
+        ("gemma2", "parameters.layer_types.value", "every(layers, 2, 'sliding_attention', 'full_attention')"),
         ("glm4_moe", "parameters.use_qk_norm.gguf", [{"present": "blk.0.attn_k_norm.weight"}]),
         ("exaone4", "engines.llama_cpp.optional", ["rope_frequencies"]),
         ("lfm2_moe", "config.seen.intermediate_size", "any"),
         ("gpt2", "parameters.n_ctx.value", "context"),
-        ("granite_swa", "parameters.layer_rope_theta.value", "leading(layers, layers, 10000.0, 10000.0)"),
+        ("granite_swa", "parameters.layer_rope_theta.value", "spread(layers, 10000.0)"),
         pytest.param(
             *("xverse", "parameters.kv_heads.gguf"),
             [{"key": "attention.head_count_kv", "when": "'kv_heads' in stated"}],

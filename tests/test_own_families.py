@@ -31,7 +31,7 @@ NO_ROWS = "".join(line for line in MINE.splitlines(keepends=True) if not line.st
 #: OLMo 3, whose layers slide or do not, under names of its own.
 READ, WRITE = (
     """layer_types.gguf.read = "slides(layers, it)"\n""",
-    """layer_types.gguf.write = "each(it, 'sliding_attention', true, false)"\n""",
+    """layer_types.gguf.write = "[kind == 'sliding_attention' for kind in it]"\n""",
 )
 KINDS = re.sub(r"gguf = \{.*", 'gguf = { arch = "mylmo" }', (FOLDER / "olmo3.toml").read_text(), count=1)
 KINDS = KINDS.replace('"olmo3", class = "Olmo3', '"mylmo", class = "Mylmo')
@@ -602,7 +602,8 @@ def test_kinds_of_layers_that_are_read_and_written_load(tmp_path: Path) -> None:
 
 def test_a_list_of_flags_holds_flags_only(tmp_path: Path) -> None:
     """Words were written as flags that are all set."""
-    options = Options(families=(written(tmp_path, KINDS.replace(WRITE, WRITE.replace("true, false", "'x', 'y'"))),))
+    texts = WRITE.replace("[kind", "['x' if kind").replace(" for", " else 'y' for")
+    options = Options(families=(written(tmp_path, KINDS.replace(WRITE, texts)),))
     family_cases.checkpoint(next(family_cases.cases("olmo3")).recorded, tmp_path / "hf")
     document = json.loads((tmp_path / "hf/config.json").read_text())
     changed = {**document, "model_type": "mylmo", "architectures": ["MylmoForCausalLM"]}
@@ -624,7 +625,7 @@ def test_a_value_that_a_model_gives_nothing_for_is_the_files_fault(tmp_path: Pat
 PIECES = (
     *("[tensors]", "[engines]", "[parameters]", '"absent"', "{", "}", "[", "]", '"', "=", "\n", ",", "(A 2 d)", "|"),
     *("1e999", "-1", "true", "nan", "9" * 40, "\\", "\0", "é", "L.", "{E}", "when", "axes", "gguf", "hf", "extends"),
-    *('extends = "llama"', "[[x]]", "has('a')", "cycle(9999999, [1])", "(" * 30, "2 ** 64 ** 64", "x = { y = 1 }"),
+    *('extends = "llama"', "[[x]]", "has('a')", "spread(9999999, 1)", "(" * 30, "2 ** 64 ** 64", "x = { y = 1 }"),
 )
 
 

@@ -26,21 +26,6 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6
 
 
-def cycle(count: int, items: list[Any]) -> list[Any]:
-    """``count`` items, those given over and over."""
-    return [items[n % len(items)] for n in range(count)]
-
-
-def leading(count: int, first: int, one: Any, other: Any) -> list[Any]:
-    """``count`` items: ``one`` for the first few, then ``other``."""
-    return [one if n < first else other for n in range(count)]
-
-
-def each(items: list[Any], item: Any, one: Any, other: Any) -> list[Any]:
-    """``one`` where a list holds ``item``, ``other`` elsewhere."""
-    return [one if found == item else other for found in items]
-
-
 def upto(count: int) -> list[int]:
     """Numbers from 0 on, so many."""
     return list(range(count))
@@ -57,16 +42,6 @@ def of_kind(items: list[Any], kinds: Sequence[str], kind: str) -> Any:
     if found.count(found[0]) < len(found):
         raise ValueError(f"{kind} layers have {found}")
     return found[0]
-
-
-def first_of(items: list[Any], item: Any) -> int:
-    """Where a list has an item first, 0 where it has none."""
-    return items.index(item) if item in items else 0
-
-
-def count(items: list[Any], item: Any) -> int:
-    """How often a list has an item."""
-    return items.count(item)
 
 
 def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str, key: str, other: Any) -> Any:
@@ -97,18 +72,6 @@ def every(count: int, period: int, one: Any, other: Any, start: int = -1) -> lis
     return [one if (n - start) % period else other for n in range(count)]
 
 
-def from_first(kinds: Sequence[str], usual: int) -> int | None:
-    """Period of full attention from the first layer on, or ``None``."""
-    periods = (usual, *range(1, len(kinds) + 2))
-    return next((p for p in periods if list(kinds) == every(len(kinds), p, SLIDING, FULL, 0)), None)
-
-
-def period_of(kinds: Sequence[str]) -> int | None:
-    """Period of full attention that gives these layers, or ``None``."""
-    period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
-    return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
-
-
 def slides(count: int, pattern: int | list[bool]) -> list[str]:
     """Kinds of layers from a period (0: all slide) or from flags."""
     if isinstance(pattern, list):
@@ -118,7 +81,7 @@ def slides(count: int, pattern: int | list[bool]) -> list[str]:
 
 def stride(items: list[Any], item: Any) -> int:
     """Regular distance between places of an item in a list."""
-    start = first_of(items, item) if item in items else len(items)
+    start = items.index(item) if item in items else len(items)
     for period in range(start + 1, len(items) + 2):
         if [found == item for found in items] == every(len(items), period, False, True, start):
             return period
@@ -127,17 +90,9 @@ def stride(items: list[Any], item: Any) -> int:
 
 def letters(kinds: Sequence[str]) -> str:
     """Shortest repeated pattern of L (sliding) and G, as in Exaone 4."""
-    every_one = "".join("L" if kind == SLIDING else "G" for kind in kinds)
-    return next(
-        every_one[:n] for n in range(1, len(kinds) + 1) if cycle(len(kinds), list(every_one[:n])) == list(every_one)
-    )
-
-
-def lettered(count: int, pattern: str | int | None) -> list[str]:
-    """Kinds of layers from ``LLLG`` or a period; by default none slides."""
-    if isinstance(pattern, str) and pattern:
-        return [SLIDING if letter == "L" else FULL for letter in cycle(count, list(pattern))]
-    return every(count, int(pattern or 1), SLIDING, FULL)
+    all_of_them = "".join("L" if kind == SLIDING else "G" for kind in kinds)
+    rounds = (all_of_them[:n] for n in range(1, len(kinds) + 1))
+    return next(one for one in rounds if (one * len(kinds))[: len(kinds)] == all_of_them)
 
 
 def longrope_scale(stretch: float, original: int) -> float:
@@ -153,14 +108,11 @@ def yarn_attention(stored: float, taken: float) -> float | None:
     return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
 
 
-def counted(text: str) -> list[int]:
-    """Whole numbers of a text, between commas."""
-    return [int(number) for number in text.split(",") if number.strip()]
-
-
-def commas(items: list[int]) -> str:
-    """Inverse of :func:`counted`."""
-    return ",".join(str(item) for item in items)
+def commas(it: str | list[int]) -> list[int] | str:
+    """Whole numbers of a text, between commas, or the text of numbers."""
+    if isinstance(it, str):
+        return [int(number) for number in it.split(",") if number.strip()]
+    return ",".join(str(number) for number in it)
 
 
 def llama3_factors(theta: float, turned: int, size: int, factor: float, low: float, high: float, context: int) -> Any:
@@ -189,10 +141,9 @@ def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str,
     return next((dict(zip(LLAMA3_NUMBERS, numbers, strict=True)) for numbers in exact), None)
 
 
-def mentions(texts: object, part: str) -> bool:
-    """Whether a text of a list or table, such as ``auto_map``, has this part."""
-    found = texts.values() if isinstance(texts, dict) else texts if isinstance(texts, list) else ()
-    return any(part in str(text) for text in found)
+def llama3(turned: int, theta: float, *given: Any) -> Any:
+    """Divisors by factor, bounds and context of Llama 3, or those of divisors."""
+    return llama3_factors(theta, turned, turned, *given) if len(given) > 1 else llama3_numbers(given[0], theta, turned)
 
 
 def others(table: object, known: list[str]) -> list[str]:
@@ -210,9 +161,8 @@ def items(table: object) -> list[str]:
 BY_NAME: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(cycle, leading, each, upto, spread, of_kind, first_of, count, overridden, every, from_first, period_of),
-        *(slides, counted, commas, llama3_factors, llama3_numbers, mentions, others, items, stride, letters),
-        *(lettered, longrope_scale, yarn_scale, yarn_attention),
+        *(upto, spread, every, of_kind, stride, slides, letters, commas, items, others, overridden),
+        *(longrope_scale, yarn_scale, yarn_attention, llama3),
     )
 }
 
@@ -244,10 +194,7 @@ class ExpressionError(ValueError):
 
 #: Functions of expressions.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sqrt": math.sqrt,
-    "log": math.log,
     "int": int,
-    "float": float,
     "min": min,
     "max": max,
     "len": len,
@@ -256,7 +203,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 #: Those that are quick enough to be called for every item of a list.
-_OF_ITEMS = frozenset({"sqrt", "log", "int", "float", "min", "max", "len", "others", "spread"})
+_OF_ITEMS = frozenset({"int", "min", "max", "len", "others", "spread"})
 
 #: Functions that whoever asks for a value gives along with the names: ``has('expert_count')``.
 GIVEN = ("has",)
@@ -486,6 +433,8 @@ def _binary(node: ast.BinOp, names: Mapping[str, Any]) -> Any:
     if not all(isinstance(operand, (int, float)) for operand in (left, right)):
         raise ExpressionError(f"no arithmetic with {left!r} and {right!r}")
     result = _BINARY[type(node.op)](left, right)
+    if isinstance(result, complex):
+        raise ExpressionError(f"no power {right!r} of {left!r}")
     if isinstance(result, int) and abs(result) > _LARGEST:
         raise ExpressionError("a number of more than 128 bits")
     return result

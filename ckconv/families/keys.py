@@ -357,7 +357,7 @@ class ParameterRows(merge.Fields):
         ways = {"read": cell.read, "write": cell.write}
         missing = " and ".join(way for way, expression in ways.items() if expression is None)
         if missing:
-            some = 'read = "slides(layers, it)" and write = "each(it, \'sliding_attention\', true, false)"'
+            some = 'read = "slides(layers, it)" and write = "[kind == \'sliding_attention\' for kind in it]"'
             more = f"; for example {some}" if cell.type == "bool[]" else ""
             raise self.fault(f"{cell.key} is of {cell.type}, not of kinds of layers, and lacks {missing}{more}")
 

@@ -478,7 +478,7 @@ class Keys:
         items = {_text(item) for value in said for item in value or ()}
         if not found and len(items) == 1 and not any(isinstance(item, list | dict) for item in said[0] or ()):
             (item,) = items
-            return f"leading(layers, layers, {item}, {item})"
+            return f"spread(layers, {item})"
         return str(max(rules, key=lambda rule: (len(rule.names), -len(str(rule))))) if rules else ""
 
     def _cleared(self, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, F32, DType, Kind, Layout, column_blocks, headed, plain, shifted
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, matrix_of
 from ckconv.families import catalog, names, schema, sizes
-from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
+from ckconv.families.expressions import FULL, PERIOD, SLIDING, slides
 from ckconv.families.parameters import scope_of
 from ckconv.plan.steps import Reason
 
@@ -26,6 +26,12 @@ LOCAL_ROPE_THETA = 10_000.0
 def periodic(layers: int, period: int) -> tuple[str, ...]:
     """Every ``period``-th layer has full attention; 1: all, 0: none."""
     return tuple(slides(layers, period))
+
+
+def _period_of(kinds: Sequence[str]) -> int | None:
+    """Period of full attention that gives these layers, or ``None``."""
+    period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
+    return period if kinds == periodic(len(kinds), period) else None
 
 
 def layers_of(config: ModelConfig) -> tuple[str, ...]:
@@ -655,5 +661,5 @@ def carried(config: ModelConfig, family: schema.Family) -> dict[str, Any]:
     if local != LOCAL_ROPE_THETA:
         found["rope_local_base_freq"] = local
     if config.sliding_window and layers != periodic(len(layers), PERIOD):
-        found["sliding_window_pattern"] = period_of(layers)
+        found["sliding_window_pattern"] = _period_of(layers)
     return found
