@@ -101,7 +101,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     check_fits(collected, found_base, path)
     adapter = Adapter("LoRA", base_name, collected.modules, tuple(unsupported), model)
     facts = {"kind": "adapter", "method": "LoRA", "modules": len(adapter.modules), "alignment": file.alignment}
-    return file.index(
+    return file.indexed(
         path,
         architecture=architecture,
         config=None,

@@ -499,7 +499,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
         named = canonical_diffusion(model, map(plain_item, file.tensors), partial(_original_shape, file))
     canonical = named or canonical
     shards = {"shards": len(file.files)} if len(file.files) > 1 else {}
-    return file.index(
+    return file.indexed(
         path,
         architecture=architecture,
         config=config,

@@ -529,7 +529,7 @@ class GgufFile(NamedTuple):
         """Tensors in order: absolute byte offsets, shapes outermost first."""
         return chained([shard.tensors for shard in self.shards])
 
-    def index(self, path: Path, **found: Any) -> TensorIndex:
+    def indexed(self, path: Path, **found: Any) -> TensorIndex:
         """The index of these headers, with what a caller found in them."""
         return TensorIndex(
             "gguf",
