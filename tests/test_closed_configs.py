@@ -492,3 +492,22 @@ def test_a_text_part_of_a_class_that_has_none_is_refused_by_its_key(to: str, tmp
     with pytest.raises(UnsupportedError, match=r"text_config = .*, a key that ckconv does not know of mixtral"):
         ckconv.convert(source, tmp_path / "out", to=to)
     assert ckconv.convert(source, tmp_path / "copy", to="safetensors").verified
+
+
+@pytest.mark.parametrize("inner", [{}, {"rms_norm_eps": 0.5}])
+def test_a_text_part_of_a_text_model_is_copied_alone(inner: dict[str, float], tmp_path: Path, ckconv: Any) -> None:
+    """transformers loads no Llama that has one ('dict' object has no attribute 'to_dict')."""
+    source = llama(tmp_path, text_config=inner)
+
+    def to(*flags: str) -> Any:
+        return ckconv("convert", source, f"{tmp_path}/out/", "--to", "hf", "--force", *flags)
+
+    assert to().code == 0
+    for flags in (["--fuse", "qkv"], ["--names", "gguf"], ["--context", "64"]):
+        done = to(*flags)
+        assert (done.code, "text_config = {" in done.err, "take it out of config.json" in done.err) == (4, True, True)
+    done = to("--set-meta", "foo=1")
+    assert (done.code, "transformers loads none that has one" in done.err) == (2, True)
+    assert ("hint: --drop-meta text_config, too, drops it" in done.err) == (not inner)
+    assert to("--set-meta", "foo=1", "--drop-meta", "text_config").code == (2 if inner else 0)
+    assert inner or "text_config" not in json.loads((tmp_path / "out" / "config.json").read_text())

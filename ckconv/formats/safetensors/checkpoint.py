@@ -14,7 +14,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
-from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_of_card
+from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_key, text_of_card
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     EMBEDDING,
@@ -438,6 +438,10 @@ class CheckpointPlanner(Planner):
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = kept_modules(self) if kept else self._renamed()
+        if self.config is not None and not self.reasons and (not kept or self.options.context):
+            stray = f"{text_key(self.document)} = "  # of a text model, whose document nothing but a copy can have
+            of_stray = (one for one in self.config.modifiers if one.startswith(stray))
+            self.reasons += [modifier_reason(one, self.config, self.loader.name) for one in of_stray]
         self.refuse_faults()
         if not (modules or self.reasons):
             self.refuse("--drop leaves out every tensor")

@@ -179,6 +179,7 @@ class _Edits:
                     continue
                 stale = key in QUANTIZATION_KEYS and all(one.dtype in _PLAIN for one in self._index.stored)
                 stale |= key not in QUANTIZATION_KEYS and self._switches(key)  # of other families a size
+                stale |= key == inner == self._stray and not self._after[file][key]
                 if file == CONFIG_NAME and (key in self._decided or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
                     raise UsageError("usage.meta", message)
@@ -242,12 +243,21 @@ class _Edits:
             return found
         files = [file for file, rows in _rows().items() if key in rows and not key.endswith("_token_id")]
         inner = text_key(self._after[CONFIG_NAME])
-        return [_Place(files[0], (key,)) if files else _Place(CONFIG_NAME, (inner, key) if inner else (key,))]
+        return [
+            _Place(files[0], (key,)) if files else _Place(CONFIG_NAME, (key,) if inner == self._stray else (inner, key))
+        ]
 
     @property
     def _own(self) -> Mapping[str, Any]:
         """The decoder's part of ``config.json``."""
         return text_part(self._after[CONFIG_NAME])
+
+    @property
+    def _stray(self) -> str:
+        """The key of a text part that a text model has beside its own keys."""
+        config, key = self._index.config, text_key(self._before[CONFIG_NAME])
+        stray = config is not None and any(it.startswith(f"{key} = ") for it in config.modifiers)
+        return key if key and stray else ""
 
     @property
     def _decided(self) -> frozenset[str]:
@@ -348,6 +358,11 @@ class _Edits:
         elif made.tied is False and HEAD not in index.tensors:
             text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
             raise UsageError("usage.meta", text, hint=f"--set-meta {catalog.tie_word(made)}=true, too, ties it")
+        if (stray := self._stray) and stray in document:
+            text = f"config.json has {stray}, and {made.family} is a text model: transformers loads none that has one"
+            raise UsageError(
+                "usage.meta", text, hint=None if document[stray] else f"--drop-meta {stray}, too, drops it"
+            )
         reader, edited = reader_of(consumer, document), self._edited()
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
