@@ -475,6 +475,8 @@ def test_one_module_that_a_gguf_has_in_two_is_verified_with_its_base(tmp_path: P
     for command in ("verify", "diff"):
         done = ckconv(command, out, source, "--base", base)
         assert done.code == 0, done.err
+    done = ckconv("verify", out, source)
+    assert (done.code, "hint: --base BASE names the base model" in done.err) == (5, True)
     wrong = load_file(source / "adapter_model.safetensors")
     wrong[f"base_model.model.{module}.lora_B.weight"][-1] += 1
     save_file(wrong, source / "adapter_model.safetensors")

@@ -442,6 +442,8 @@ def test_values_that_no_block_holds_are_refused(value: float, word: str, tmp_pat
     assert caught.value.code == "quantize.value"
     assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight"
     assert not (tmp_path / "m.gguf").exists()
+    assert caught.value.hint is not None
+    assert ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=caught.value.hint.split()[1])).verified
 
 
 @pytest.mark.parametrize("word", ["affine:4:32", "mxfp4", "mxfp8"])

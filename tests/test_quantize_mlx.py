@@ -202,6 +202,9 @@ def test_numbers_beyond_nvfp4_are_refused(tmp_path: Path) -> None:
         ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="nvfp4"))
 
     assert (caught.value.code, caught.value.tensor) == ("quantize.value", "model.layers.0.mlp.up_proj.weight")
+    assert caught.value.hint is not None
+    asked = Options(quantize=caught.value.hint.split()[1])
+    assert ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=asked).verified
 
 
 def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tmp_path: Path) -> None:

@@ -460,8 +460,11 @@ def verify_whole(
             importance=plan.importance if plan else None,
             decodes=options.decodes if options.dequantize or options.decode else None,
         )
-    except VerifyError:  # what the source holds may be rounded; it was made of the output, which its record restores
+    except VerifyError as error:  # the source may be rounded, and made of the output, which its record restores
         if (restored := _restored(out, source, asked)) is None:
+            if reason is not None and (reason.hint or "").startswith("--base") and " is not in the " in error.message:
+                error.message = f"without the base model tensors may have other names: {error.message}"
+                error.hint = reason.hint
             raise
         return restored
     if asked.weights:

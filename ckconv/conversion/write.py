@@ -410,6 +410,11 @@ class Losses:
         """The file that is converted."""
         return self._plan.index.path
 
+    @property
+    def quantizes(self) -> str:
+        """What ``--quantize`` asks for."""
+        return self._plan.options.quantize
+
     def add(self, step: Step, count: int) -> None:
         """``count`` values of a step's source did not survive."""
         if count and step.source is not None and not (step.conversion and step.conversion.quantizes):
@@ -571,6 +576,8 @@ def _pieces(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> It
             if isinstance(error, UnsupportedError):
                 error.path = str(losses.path)
                 error.message = f"{error.message}: {error.tensor}"
+                if error.code == "quantize.value" and losses.quantizes:
+                    error.hint = f"--quantize {losses.quantizes},{error.tensor}=f32 leaves that tensor as floats"
         raise
 
 
