@@ -412,7 +412,7 @@ class Losses:
 
     @property
     def quantizes(self) -> str:
-        """What ``--quantize`` asks for."""
+        """Value of ``--quantize``; empty without."""
         return self._plan.options.quantize
 
     def add(self, step: Step, count: int) -> None:
