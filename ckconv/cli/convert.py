@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 #: Side file -> the flag that says where it goes.
-_PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
+_PLACES = {CONFIG_NAME: "config_out", "weights_manifest.json": "manifest"}
 
 #: Flags of a source that is one model by itself.
 _OF_ONE_FILE = ("mmproj", "side_files_only", "resume", "cluster")

@@ -22,7 +22,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.metadata import within
+from ckconv.core.metadata import CONFIG_NAME, within
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters
@@ -59,7 +59,7 @@ def check_family(family: Family) -> None:
 def _faults(family: Family) -> Iterator[tuple[str, str]]:
     match = family.in_gguf.condition
     for section, word, found, where in (
-        ("huggingface", "model_type", family.in_huggingface.names, "config.json"),
+        ("huggingface", "model_type", family.in_huggingface.names, CONFIG_NAME),
         ("huggingface", "class", family.in_huggingface.classes, "architectures of config.json"),
         ("gguf", "arch", family.in_gguf.names or match is None, "general.architecture of a GGUF"),
     ):

@@ -34,7 +34,7 @@ from ckconv.core.config import (
     yarn_scale,
 )
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import LAYER_TABLE, text_key, text_on_top, text_table
+from ckconv.core.metadata import CONFIG_NAME, LAYER_TABLE, text_key, text_on_top, text_table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families import towers
@@ -610,7 +610,7 @@ def huggingface_config(
         if key in keys.keys and key not in own:
             wanted = f", as model_type {str(own.get('model_type', ''))!r} wants"
             message += wanted if " is missing" in message else f"; {consumer} takes that where config.json says nothing"
-        return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
+        return InputError("model.config", message, path=path / CONFIG_NAME if path.is_dir() else path)
 
     values, names = _numbers(own, family, consumer, fail)
     _check_switches(own, family, fail)

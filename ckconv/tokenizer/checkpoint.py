@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import (
+    GENERATION,
+    SETTINGS,
     TARGET,
+    TOKENIZER,
     document_of,
     list_within,
     root_of,
@@ -564,7 +567,7 @@ def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
         Inexact: the words are too long to be looked through.
     """
     ranks = {(left, right): rank for rank, (left, _, right) in enumerate(merge.partition(" ") for merge in merges)}
-    return next((word for word in bounded(words, "tokenizer.json") if not _made(word, ranks)), None)
+    return next((word for word in bounded(words, TOKENIZER) if not _made(word, ranks)), None)
 
 
 def _made(word: str, ranks: dict[tuple[str, str], int]) -> bool:
@@ -760,7 +763,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     config = config[TARGET] if index.target else config
     named = next((name for name in _MODELS if (root / name).is_file()), "")
     own = None
-    tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
+    tokenizer, model, why = _json(root / TOKENIZER), _bytes(root / named) if named else None, ""
     settings = _settings(root, alone=tokenizer is None and model is not None)
     if tokenizer is None and model is not None and (said := str(settings.get("tokenizer_class"))) in _OF_CODE:
         model, why = None, f"{named} is of the class {said!r}, which ckconv has no rules for"
@@ -780,7 +783,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         versioned=own is not None,
         settings=settings,
         config=text_on_top(config),
-        generation=_json(root_of(index) / "generation_config.json") or {},
+        generation=_json(root_of(index) / GENERATION) or {},
         chat_template=chat_template(root, settings),
         added=_json(root / "added_tokens.json") or {},
         why=why,
@@ -796,7 +799,7 @@ def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
     Args:
         alone: there is a SentencePiece model and no ``tokenizer.json``: transformers 5 takes no list of the map's.
     """
-    settings = _json(root / "tokenizer_config.json") or {}
+    settings = _json(root / SETTINGS) or {}
     if "added_tokens_decoder" in settings:
         return settings
     named = _json(root / "special_tokens_map.json") or {}
@@ -813,7 +816,7 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
     root = tokenizer_root(index)
     if (words := _json(root / _VOCABULARY)) is not None:
         return words
-    return table_within(_json(root / "tokenizer.json"), "model", "vocab")
+    return table_within(_json(root / TOKENIZER), "model", "vocab")
 
 
 def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:
@@ -866,8 +869,8 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:
-    what = "tokenizer" if path.name == "tokenizer.json" else "document"
-    document = Document(what, "tokenizer.json", "tokenizer.json", _LIMIT)
+    what = "tokenizer" if path.name == TOKENIZER else "document"
+    document = Document(what, TOKENIZER, TOKENIZER, _LIMIT)
     return read_object(path, document) if path.is_file() else None
 
 

@@ -17,7 +17,18 @@ from unicodedata import normalize
 
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, table_within, text_key, within
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    SETTINGS,
+    TOKENIZER,
+    VALUE_TYPES_BY_NAME,
+    Content,
+    Value,
+    document_of,
+    table_within,
+    text_key,
+    within,
+)
 from ckconv.core.options import Options
 from ckconv.core.tensors import TensorIndex, stored_value
 from ckconv.errors import quoted
@@ -60,7 +71,7 @@ SPELLING = "spelling"
 _OF_THE_WRITER = frozenset({"created_by", "manifest_hash"})
 
 #: Document -> keys with which transformers 5 says how it was opened when it was saved (``PreTrainedTokenizerBase``).
-_OF_THE_OPENER = {"tokenizer_config.json": frozenset({"backend", "is_local", "local_files_only"})}
+_OF_THE_OPENER = {SETTINGS: frozenset({"backend", "is_local", "local_files_only"})}
 
 
 class Fact(NamedTuple):
@@ -193,7 +204,7 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
     if data.lstrip()[:1] == b"[":
         data = b'{"":' + data + b"}"
         return parse_object(data, _JSON, path)[""]
-    return parse_object(data, _CONFIG if name == "config.json" else _JSON, path)
+    return parse_object(data, _CONFIG if name == CONFIG_NAME else _JSON, path)
 
 
 def of_files(
@@ -213,9 +224,9 @@ def of_files(
         yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
         return
     ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
-    if not exact and name == "tokenizer.json":
+    if not exact and name == TOKENIZER:
         ours, theirs = _one_spelling(ours), _one_spelling(theirs)
-    config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
+    config = name == CONFIG_NAME and isinstance(ours, dict) and isinstance(theirs, dict)
     found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, defaults))
     opened = _OF_THE_OPENER.get(name, ())
     yield from (fact._replace(file=name) for fact in found if fact.key not in opened)

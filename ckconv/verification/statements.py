@@ -18,7 +18,17 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.late import np
-from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of, text_key
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    GENERATION,
+    METADATA,
+    PART,
+    SETTINGS,
+    Content,
+    beside,
+    document_of,
+    text_key,
+)
 from ckconv.core.options import Options
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
@@ -74,8 +84,8 @@ _IMPLIED = r"tokenizer\.ggml\.add_"
 _OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
 
 #: Documents beside config.json whose keys are set by their names, and the key of a template, which has a file.
-_GENERATION, _SETTINGS, _TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template"
-_ASKED = (_GENERATION, _SETTINGS)
+_TEMPLATE = "chat_template"
+_ASKED = (GENERATION, SETTINGS)
 
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
@@ -268,10 +278,10 @@ def _asked_of(out: TensorIndex, asked: str, text: str) -> Iterator[_Asked]:
     documents[CONFIG_NAME] = document_of(found)
     if asked == _TEMPLATE:
         yield _TEMPLATE, "", {"": templates_of(files).get("default")}, lambda said: said == _lines(text)
-    elif asked.endswith("_token") and role in ALL_ROLES and _SETTINGS in documents:
-        said, words = documents[_SETTINGS].get(asked), tokens_of(out)
-        yield asked, _SETTINGS, {"": said.get("content") if isinstance(said, dict) else said}, lambda one: one == text
-        for name in (CONFIG_NAME, _GENERATION):
+    elif asked.endswith("_token") and role in ALL_ROLES and SETTINGS in documents:
+        said, words = documents[SETTINGS].get(asked), tokens_of(out)
+        yield asked, SETTINGS, {"": said.get("content") if isinstance(said, dict) else said}, lambda one: one == text
+        for name in (CONFIG_NAME, GENERATION):
             if numbers := dict(_at(documents.get(name), f"{asked}_id")):
                 yield f"{asked}_id", name, numbers, lambda number: words.get(number) == text
     else:

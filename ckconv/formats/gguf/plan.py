@@ -13,7 +13,7 @@ from struct import pack
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BF16, COUNTED, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind, plain
-from ckconv.core.metadata import Value, array as int_array, as_read, scalar
+from ckconv.core.metadata import CONFIG_NAME, Value, array as int_array, as_read, scalar
 from ckconv.core.tensors import (
     HEAD,
     ROPE_FREQUENCIES,
@@ -487,7 +487,7 @@ class GgufPlanner(Planner):
         try:
             read = config_of_keys(self.index.path, family, metadata, tensors)
         except (InputError, UnsupportedError) as error:
-            keys = catalog.stated_in(config, error.message, self.index.format) or "config.json"
+            keys = catalog.stated_in(config, error.message, self.index.format) or CONFIG_NAME
             self.refuse(f"{keys} would not be read back: {error.message}", catalog.copied_by(self.index.format))
             return
         factors = any(entry.canonical == ROPE_FREQUENCIES for entry in entries)
@@ -774,7 +774,7 @@ class TowerPlanner(GgufPlanner):
         beside = f"{PREPROCESSOR}."
         keys = [*self._tower.unread]
         for file, named in (
-            ("config.json", [key for key in keys if not key.startswith(beside)]),
+            (CONFIG_NAME, [key for key in keys if not key.startswith(beside)]),
             ("preprocessor_config.json", [key.removeprefix(beside) for key in keys if key.startswith(beside)]),
         ):
             if named:

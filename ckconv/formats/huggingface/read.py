@@ -16,6 +16,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES, DType, Kind, plain
 from ckconv.core.metadata import (
+    CONFIG_NAME,
     THINKER,
     WHOLE,
     document_of,
@@ -753,17 +754,17 @@ def with_modules(index: TensorIndex) -> TensorIndex:
     tensors, own = dict(index.tensors), dict(index.config.own)
     for name, folder in wanted.items():
         files = {path.name: path for path in index.part_files if path.parent.name == folder}
-        if not files.keys() >= {"config.json", "model.safetensors"}:
+        if not files.keys() >= {CONFIG_NAME, "model.safetensors"}:
             continue
         said, stored = (
-            read_object(files["config.json"], _DOCUMENT),
+            read_object(files[CONFIG_NAME], _DOCUMENT),
             read_safetensors(files["model.safetensors"]).tensors,
         )
         if computes_plainly(said) and [one.name for one in stored] == [LINEAR] and len(stored[0].shape) == 2:
             meant = tuple(said.get(key) for key in ("out_features", "in_features"))
             if meant != stored[0].shape:
                 text = f"out_features and in_features are {meant}, and {LINEAR} beside it is {stored[0].shape}"
-                raise InputError("model.config", text, path=files["config.json"])
+                raise InputError("model.config", text, path=files[CONFIG_NAME])
             linear = plain_tensor(name, stored[0])
             tensors[name] = replace(linear, source=f"{folder}/{linear.source}")
             module = name.removesuffix(".weight")

@@ -23,9 +23,12 @@ from ckconv.core.late import table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import (
     CONFIG_NAME,
+    GENERATION,
     METADATA,
     PART,
     QUANTIZATION_KEYS,
+    SETTINGS,
+    TOKENIZER,
     WHOLE,
     SideFile,
     closed,
@@ -51,8 +54,8 @@ from ckconv.tokenizer.checkpoint import words_of_document
 
 KEYS = Path(__file__).with_name("document_keys.toml")
 
-_GENERATION, _TOKENIZER, _SPECIAL = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
-_DOCUMENTS = (CONFIG_NAME, _GENERATION, _TOKENIZER)
+_SPECIAL = "special_tokens_map.json"
+_DOCUMENTS = (CONFIG_NAME, GENERATION, SETTINGS)
 _JINJA, _TEMPLATE = "chat_template.jinja", "chat_template"
 _LIMIT = 64 << 20
 
@@ -148,7 +151,7 @@ class _Edits:
             return  # the headers have it
         self._flag = key
         role, _, kind = key.rpartition("_")
-        if kind == "token" and role in _ROLES and _TOKENIZER in self._side:
+        if kind == "token" and role in _ROLES and SETTINGS in self._side:
             self._set_token(role, text)
         elif key == _TEMPLATE and _JINJA in self._side:
             self._texts[_JINJA] = text.encode()
@@ -197,15 +200,15 @@ class _Edits:
     def _set_token(self, role: str, text: str) -> None:
         words, key = self._words(), f"{role}_token"
         self._check_token(key, text, words)
-        for file in (_TOKENIZER, *([_SPECIAL] if key in self._before[_SPECIAL] else [])):
+        for file in (SETTINGS, *([_SPECIAL] if key in self._before[_SPECIAL] else [])):
             old = self._before[file].get(key)
             self._put(_Place(file, (key,)), {**old, "content": text} if isinstance(old, dict) else text)
-        places = [place for place in self._there(f"{key}_id") if place.file != _TOKENIZER]
+        places = [place for place in self._there(f"{key}_id") if place.file != SETTINGS]
         for place in places or [_Place(CONFIG_NAME, (f"{key}_id",))][: role in _NUMBERED]:
             self._put(place, words[text])
 
     def _words(self) -> dict[str, int]:
-        document = self._parsed("tokenizer.json")
+        document = self._parsed(TOKENIZER)
         added = document.get("added_tokens") or []
         return words_of_document(document) | {item["content"]: item["id"] for item in added if isinstance(item, dict)}
 
@@ -291,7 +294,7 @@ class _Edits:
         if place.file == CONFIG_NAME and len(place.path) == 1 + bool(text_key(self._after[CONFIG_NAME])):
             accepted = accepted_by(str(self._own.get("model_type", "")), key)
         named = key.endswith("_token") and key.removesuffix("_token") in _ROLES and text != "null"
-        if place.file == _TOKENIZER and named and "tokenizer.json" in self._side:
+        if place.file == SETTINGS and named and TOKENIZER in self._side:
             self._check_token(str(place), text, self._words())
         for value in _readings(text):
             if accepted(value) if accepted else old is None or type(value) is type(old):

@@ -14,7 +14,17 @@ from typing import Any
 from ckconv.core import tensors
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
-from ckconv.core.metadata import METADATA, SideFile, as_read, root_of, side_file
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    GENERATION,
+    METADATA,
+    SETTINGS,
+    TOKENIZER,
+    SideFile,
+    as_read,
+    root_of,
+    side_file,
+)
 from ckconv.core.options import Options
 from ckconv.errors import VerifyError
 from ckconv.families import axes as shapes, schema
@@ -534,7 +544,7 @@ def container(checkpoint: Checkpoint) -> Container:
     if checkpoint.card:
         side[CARD_NAME] = checkpoint.card.encode()
     if checkpoint.config_json:
-        side["config.json"] = checkpoint.config_json
+        side[CONFIG_NAME] = checkpoint.config_json
     side |= checkpoint.further
     shards = checkpoint.shards
     if shards.index_name:
@@ -580,7 +590,7 @@ def tokenizer_plan(index: tensors.TensorIndex, options: Options) -> TokenizerPla
     metadata = index.metadata
     if index.format in CHECKPOINTS:
         reference = metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE  # Mistral's own, which no loader knows
-        if not reference or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
+        if not reference or (root_of(index) / TOKENIZER).is_file() or options.file_name:
             return TokenizerPlan()  # its own files are carried
         try:
             keys = gguf.keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
@@ -675,7 +685,7 @@ def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str
                 notes = (f"tokenizer.ggml.unknown_token_id is {word}: no unk_token, which is looked for in a text",)
         except NotFaithful as reason:
             notes = (left_out(reason),)
-    return {**({"generation_config.json": _json(generation)} if generation else {}), **files}, notes
+    return {**({GENERATION: _json(generation)} if generation else {}), **files}, notes
 
 
 def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, SideFile]:
@@ -683,7 +693,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
     if vocabulary.pre is not None:
         settings = huggingface.tokenizer_config(vocabulary, tokens, types, (), context)
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each())
-        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
+        return {TOKENIZER: document, SETTINGS: _json(settings)}
     scores = vocabulary.scores.decode()[: len(tokens)] if vocabulary.scores else ()
     made = (
         huggingface.unigram
@@ -697,7 +707,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
     vocabulary = vocabulary._replace(special={"unk": unknown, **vocabulary.special})
     if not scores:
         settings = huggingface.tokenizer_config(vocabulary, tokens, types, (), context)
-        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
+        return {TOKENIZER: document, SETTINGS: _json(settings)}
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
     model = encode_sentencepiece(
@@ -707,4 +717,4 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         **(huggingface.rules_of(vocabulary.unigram) if vocabulary.unigram else {}),
     )
     settings = huggingface.tokenizer_config(vocabulary, tokens, types, scores, context)
-    return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
+    return {TOKENIZER: document, "tokenizer.model": model, SETTINGS: _json(settings)}
