@@ -5,36 +5,30 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
+from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     BY_BASE,
-    HEAD,
-    ROPE_FREQUENCIES,
     MetadataKind,
     TensorIndex,
     joined,
     of_tower,
-    parse,
-    parted,
     require_tensors,
 )
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, listed, quoted, shown
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import BESIDE_TEXT, GGUF, HF, beside_text, is_beside_text
+from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, OF_FORMAT, TOWER, TRANSFORMERS
-from ckconv.families.sizes import expected
-from ckconv.families.towers import reader_of, tower_family, tower_of_document
+from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats import (
     ALIASES,
     FORMATS,
@@ -54,6 +48,7 @@ from ckconv.formats.destination import (
     ARCHIVED,
     STDOUT,
     Destination,
+    check_edits,
     check_options,
     check_version,
     destination,
@@ -63,9 +58,9 @@ from ckconv.formats.destination import (
     says_nothing,
 )
 from ckconv.formats.detect import open_index
-from ckconv.formats.model import of_task, with_mmproj
+from ckconv.formats.model import of_task, tower_index, with_mmproj, with_tower
 from ckconv.io import StrPath, as_path
-from ckconv.io.files import NewHeader, head_is_embedding, readable
+from ckconv.io.files import head_is_embedding, readable
 from ckconv.io.tiles import at_once
 from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter, ids_beyond
@@ -231,8 +226,6 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
         UnsupportedError: ``tower.unknown``, the source has no tower that is known.
         InputError: it is malformed.
     """
-    from ckconv.formats.huggingface.read import tower_index
-
     to, name = tower_format(), "" if says_nothing(os.fspath(target)) else Path(target).name
     for ending in (ending for format in FORMATS if format.name != to for ending in format.endings):
         if name.lower().endswith(ending):
@@ -310,13 +303,8 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
                 f"--drop leaves out {len(gone):,} of {counted(len(beside), 'tensor')} beside the text model ({gone[0]})"
             )
             text = f"{said}, and config.json says all of it"
-            return Plan(
-                index,
-                to,
-                0,
-                options,
-                refusals=(Reason(text, text_alone(index.config, OF_FORMAT.get(to, TRANSFORMERS))),),
-            )
+            reason = Reason(text, text_alone(index.config, OF_FORMAT.get(to, TRANSFORMERS)))
+            return Plan(index, to, 0, options, refusals=(reason,))
         unread = (f"the tower is left out, as {why}",) if why else ()
     if index.merged:
         plan = _plan_model(index, to, options)
@@ -358,8 +346,6 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     Raises:
         InputError: ``model.config``, a tensor of the tower has another shape than the configuration gives it.
     """
-    from ckconv.formats.huggingface.read import tower_index
-
     family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
     row = family.engines.get(target.towers_of) if family is not None else None
     if index.tower is not None or family is None or (target.towers_of and row is None):
@@ -390,7 +376,6 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
 
 def _keeping(plan: Plan) -> Plan:
     """Add the record that makes the source again."""
-    from ckconv.formats.huggingface.read import tower_index, with_tower
     from ckconv.record.keep import with_record
 
     index, whole, options = plan.index, plan, plan.options
@@ -489,116 +474,9 @@ def _plan(
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
     if (options.set_meta or options.drop_meta) and plan.files:
-        _check_edits(plan, lambda: _plan(index, output, replace(options, set_meta=(), drop_meta=()), source))
+        check_edits(plan, lambda: _plan(index, output, replace(options, set_meta=(), drop_meta=()), source))
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return plan.with_notes(*beyond)
-
-
-def _read_back(plan: Plan) -> TensorIndex | None:
-    """Headers and configuration of an output that is not written yet.
-
-    None where nothing reads such a file.
-    """
-    read = format_of(plan.format).of_headers
-    if read is None or not plan.files:
-        return None
-    container = plan.contents()
-    pairs = zip(plan.files, container.frames, strict=True)
-    headers = [NewHeader(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
-    config = container.side_files.get(CONFIG_NAME)
-    document = None if config is None else NewHeader(Path(CONFIG_NAME), b"".join(pieces_of(config)))
-    index: TensorIndex = load(read)(plan.index.path, headers, document)
-    return index
-
-
-def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
-    """Check that keys which flags set or drop are those of the tensors.
-
-    Args:
-        unedited: the same plan without these flags.
-
-    Raises:
-        UsageError: ``usage.meta``.
-    """
-    index = plan.index
-    named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
-    flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
-    try:
-        out = _read_back(plan)
-    except (InputError, UnsupportedError) as error:
-        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {error.message}") from None
-    if out is None:
-        return
-    misfit, alike = out.misfit, out.format == index.format
-    if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
-        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
-    kept = alike and {stored.name for stored in out.stored} <= {stored.name for stored in index.stored}
-    if index.config is not None and out.config is None and not kept:
-        message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
-        raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
-    plain = index if alike else _read_back(unedited())  # what the tensors are written as
-    if plain is not None:
-        _check_tower(out, plain, plan, flags)
-    if plain is None or out.config is None or plain.config is None or out.architecture != plain.architecture:
-        return
-    first = "convert it first; edit changes what a document says"
-    if not alike and (idle := [text for text in out.config.overruled if text not in plain.config.overruled]):
-        raise UsageError("usage.meta", f"{flags} would say two things, of which one is not read: {idle[0]}", hint=first)
-    if ROPE_FREQUENCIES in index.tensors.keys() - out.tensors.keys():  # factors that follow from what is said
-        made, meant = (llama3_factors(one) or b"" for one in (out.config, plain.config))
-        if not same_factors(made, meant):
-            source = index.tensors[ROPE_FREQUENCIES].source
-            raise UsageError("usage.meta", f"{flags} says what follows from {source}, which is left out", hint=first)
-    differing = out.everything.keys() ^ parted(plain)[0].everything.keys()  # the output is read without its tower
-    others = {name for name in differing - {HEAD} if not is_beside_text(out.config.raw, name)}
-    if others and not (alike and plan.options.drop):
-        hint = "without it they are as in the source"
-        raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
-    shared = out.everything.keys() & plain.everything.keys()
-    if any(out.everything[name].layout.scale != plain.everything[name].layout.scale for name in shared):
-        hint = "change config.json itself for a model that computes something else"
-        raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
-
-
-def _check_tower(out: TensorIndex, plain: TensorIndex, plan: Plan, flags: str) -> None:
-    """Check that flags say no other tower than the one that is stored.
-
-    Args:
-        plain: what is written without them.
-
-    Raises:
-        UsageError: ``usage.meta``.
-    """
-    from ckconv.formats.huggingface.read import tower_index
-
-    was, now = (tower_of_document(document_of(one.metadata)) for one in (plain, out))
-    if was is not now:  # the class is another, as a note says
-        return
-    side = plan.contents().side_files
-    documents = {name: b"".join(pieces_of(side[name])) for name in side if name.endswith("processor_config.json")}
-    read = (lambda one: one) if plain.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
-    try:
-        meant = read(plain)
-    except (InputError, UnsupportedError):  # there is none, or none that is known
-        return
-    try:
-        made = read(out)
-    except (InputError, UnsupportedError) as error:
-        raise UsageError("usage.meta", f"{flags} would make a tower that is not read: {error.message}") from None
-    if _at_odds(meant) != _at_odds(made):
-        hint = "without it they are as in the source"
-        raise UsageError("usage.meta", f"{flags} says which tensors the tower has, or of which sizes", hint=hint)
-
-
-def _at_odds(index: TensorIndex) -> tuple[int, Counter[str], set[str]]:
-    """Layers of a known tower, patterns that are missing, and unknown names."""
-    if index.tower is None:
-        return -1, Counter(), set()
-    family, said = tower_family(index.tower.family), index.tower.parameters
-    typed, there = index.metadata_kind is MetadataKind.TYPED, Counter(parse(name).pattern for name in index.tensors)
-    wanted = Counter(expected(family, GGUF if typed else HF, said))
-    layers = said["layers"] + said.get("extra_layers", 0) if typed else 0  # a checkpoint may have some behind
-    return layers, wanted - there, {stored.name for stored in index.unknown}
 
 
 def _parts_noted(plan: Plan) -> Plan:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, Kind
+from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import OPTIONS, Options, SetOption, asked
-from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
-from ckconv.errors import UsageError, counted, listed, shown
-from ckconv.families import catalog, parameters
-from ckconv.families.names import beside_text, names_of
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, parted, with_layer
+from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
+from ckconv.families import catalog, parameters, sizes, towers
+from ckconv.families.names import GGUF, HF, beside_text, is_beside_text, names_of
 from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import ALIASES, FORMATS, Format, Place, format_of, load, model_outputs, named
 from ckconv.formats.safetensors import container, files
+from ckconv.io.files import NewHeader
 from ckconv.plan import quantizing, steps
 
 # Where an output goes, and what its name says about its format.
@@ -237,12 +242,13 @@ def of_tower_alone(whole: TensorIndex, tower: TensorIndex, options: Options) -> 
     """Options of a tower, without globs of the text model beside it."""
     names = {name for tensor in tower.everything.values() for name in (tensor.name, tensor.source)}
     names |= {stored.name for stored in tower.stored}
-    drop, decode = (
-        tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
-        for globs in (options.drop, options.decode)
-    )
-    texts = (tuple(one for one in options.drop if one not in drop), tuple(o for o in options.decode if o not in decode))
-    check_globs(whole, Options(drop=texts[0], decode=texts[1]))
+
+    def own_first(globs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        own = tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
+        return own, tuple(glob for glob in globs if glob not in own)
+
+    (drop, of_text), (decode, decoded) = own_first(options.drop), own_first(options.decode)
+    check_globs(whole, Options(drop=of_text, decode=decoded))
     return replace(options, drop=drop, decode=decode)
 
 
@@ -271,6 +277,113 @@ def check_version(plan: steps.Plan) -> None:
             hint = " or ".join(f"--{plan.format}-version {o.version}" for o in having) if plan.version else None
             message = f"{given.flag} is for {_listed([o.name for o in having])}, and the output is {plan.target_name}"
             raise UsageError("usage.flag", message, hint=hint, found=given.option.name)
+
+
+def _read_back(plan: steps.Plan) -> TensorIndex | None:
+    """Headers and configuration of an output that is not written yet.
+
+    None where nothing reads such a file.
+    """
+    read = format_of(plan.format).of_headers
+    if read is None or not plan.files:
+        return None
+    container = plan.contents()
+    pairs = zip(plan.files, container.frames, strict=True)
+    headers = [NewHeader(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
+    config = container.side_files.get(CONFIG_NAME)
+    document = None if config is None else NewHeader(Path(CONFIG_NAME), b"".join(pieces_of(config)))
+    index: TensorIndex = load(read)(plan.index.path, headers, document)
+    return index
+
+
+def check_edits(plan: steps.Plan, unedited: Callable[[], steps.Plan]) -> None:
+    """Check that keys which flags set or drop are those of the tensors.
+
+    Args:
+        unedited: the same plan without these flags.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    index = plan.index
+    named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
+    flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
+    try:
+        out = _read_back(plan)
+    except (InputError, UnsupportedError) as error:
+        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {error.message}") from None
+    if out is None:
+        return
+    misfit, alike = out.misfit, out.format == index.format
+    if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
+        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
+    kept = alike and {stored.name for stored in out.stored} <= {stored.name for stored in index.stored}
+    if index.config is not None and out.config is None and not kept:
+        message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
+        raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
+    plain = index if alike else _read_back(unedited())  # what the tensors are written as
+    if plain is not None:
+        _check_tower(out, plain, plan, flags)
+    if plain is None or out.config is None or plain.config is None or out.architecture != plain.architecture:
+        return
+    first = "convert it first; edit changes what a document says"
+    if not alike and (idle := [text for text in out.config.overruled if text not in plain.config.overruled]):
+        raise UsageError("usage.meta", f"{flags} would say two things, of which one is not read: {idle[0]}", hint=first)
+    if ROPE_FREQUENCIES in index.tensors.keys() - out.tensors.keys():  # factors that follow from what is said
+        made, meant = (llama3_factors(one) or b"" for one in (out.config, plain.config))
+        if not same_factors(made, meant):
+            source = index.tensors[ROPE_FREQUENCIES].source
+            raise UsageError("usage.meta", f"{flags} says what follows from {source}, which is left out", hint=first)
+    differing = out.everything.keys() ^ parted(plain)[0].everything.keys()  # the output is read without its tower
+    others = {name for name in differing - {HEAD} if not is_beside_text(out.config.raw, name)}
+    if others and not (alike and plan.options.drop):
+        hint = "without it they are as in the source"
+        raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
+    shared = out.everything.keys() & plain.everything.keys()
+    if any(out.everything[name].layout.scale != plain.everything[name].layout.scale for name in shared):
+        hint = "change config.json itself for a model that computes something else"
+        raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
+
+
+def _check_tower(out: TensorIndex, plain: TensorIndex, plan: steps.Plan, flags: str) -> None:
+    """Check that flags say no other tower than the one that is stored.
+
+    Args:
+        plain: what is written without them.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    from ckconv.formats.model import tower_index  # which opens files
+
+    was, now = (towers.tower_of_document(document_of(one.metadata)) for one in (plain, out))
+    if was is not now:  # the class is another, as a note says
+        return
+    side = plan.contents().side_files
+    documents = {name: b"".join(pieces_of(side[name])) for name in side if name.endswith("processor_config.json")}
+    read = (lambda one: one) if plain.metadata_kind is MetadataKind.TYPED else partial(tower_index, documents=documents)
+    try:
+        meant = read(plain)
+    except (InputError, UnsupportedError):  # there is none, or none that is known
+        return
+    try:
+        made = read(out)
+    except (InputError, UnsupportedError) as error:
+        raise UsageError("usage.meta", f"{flags} would make a tower that is not read: {error.message}") from None
+    if _at_odds(meant) != _at_odds(made):
+        hint = "without it they are as in the source"
+        raise UsageError("usage.meta", f"{flags} says which tensors the tower has, or of which sizes", hint=hint)
+
+
+def _at_odds(index: TensorIndex) -> tuple[int, Counter[str], set[str]]:
+    """Layers of a known tower, patterns that are missing, and unknown names."""
+    if index.tower is None:
+        return -1, Counter(), set()
+    family, said = towers.tower_family(index.tower.family), index.tower.parameters
+    typed, there = index.metadata_kind is MetadataKind.TYPED, Counter(parse(name).pattern for name in index.tensors)
+    wanted = Counter(sizes.expected(family, GGUF if typed else HF, said))
+    layers = said["layers"] + said.get("extra_layers", 0) if typed else 0  # a checkpoint may have some behind
+    return layers, wanted - there, {stored.name for stored in index.unknown}
 
 
 _FLAG, _TO = r"--[a-z][a-z-]*", r"--to ([a-z-]+)"

@@ -5,26 +5,38 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex, joined
-from ckconv.errors import UnsupportedError, UsageError, shown
+from ckconv.errors import InputError, UnsupportedError, UsageError, shown
 from ckconv.formats import detect, format_of
 from ckconv.io import as_path
 
-if TYPE_CHECKING:
-    pass
-
-
 # Choose text model, tower or both of a multimodal checkpoint, to match the other side of a comparison.
+
+
+def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
+    """The tower alone, of a checkpoint; see its reader."""
+    from ckconv.formats.huggingface.read import tower_index as read
+
+    return read(index, documents)
+
+
+def with_tower(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
+    """Checkpoint with a known tower's tensors under its rows' names.
+
+    Args:
+        documents: the contents of side files, where these are no files.
+    """
+    try:
+        return joined(index, tower_index(index, documents))
+    except (InputError, UnsupportedError):
+        return index
 
 
 def seen_alike(a: TensorIndex, b: TensorIndex) -> tuple[TensorIndex, TensorIndex]:
     """Two models, each as the part that the other is."""
     if not _stored_otherwise(a, b):
         return seen_as(b, a), seen_as(a, b)
-    from ckconv.formats.huggingface.read import with_tower
-
     both = with_tower(a), with_tower(b)
     return both if all(index.tower for index in both) else (a, b)
 
@@ -45,14 +57,10 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
         InputError: ``model.config``.
     """
     if _stored_otherwise(other, index):
-        from ckconv.formats.huggingface.read import with_tower
-
         return with_tower(index) if with_tower(other).tower else index
     tower = other.facts.get("kind") == "mmproj"
     if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
-    from ckconv.formats.huggingface.read import tower_index
-
     found = tower_index(index)
     return found if tower else joined(index, found)
 

@@ -274,14 +274,7 @@ class Planner(ABC):
 
     def refused(self) -> Plan:
         """The plan of a model that cannot be held."""
-        return Plan(
-            self.index,
-            self.format,
-            self.version,
-            self.options,
-            refusals=tuple(self.reasons),
-            notes=tuple(self.notes),
-        )
+        return self._with(refusals=tuple(self.reasons))
 
     def made(self, files: Iterable[OutputFile], contents: Callable[[], Container], **more: Any) -> Plan:
         """The plan of what was found to be possible.
@@ -289,18 +282,11 @@ class Planner(ABC):
         Args:
             more: further fields.
         """
-        return Plan(
-            self.index,
-            self.format,
-            self.version,
-            self.options,
-            tuple(files),
-            tuple(self.left_out),
-            notes=tuple(self.notes),
-            contents=contents,
-            changes=self.changes,
-            **more,
-        )
+        left, changes = tuple(self.left_out), self.changes
+        return self._with(files=tuple(files), left_out=left, contents=contents, changes=changes, **more)
+
+    def _with(self, **more: Any) -> Plan:
+        return Plan(self.index, self.format, self.version, self.options, notes=tuple(self.notes), **more)
 
     def dropped(self, *names: str) -> bool:
         """Whether a flag or the target leaves out the tensor."""

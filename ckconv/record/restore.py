@@ -19,7 +19,7 @@ from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorInde
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.values import ShardName, parse_shard_name
-from ckconv.formats.huggingface.read import with_tower
+from ckconv.formats.model import with_tower
 from ckconv.formats.safetensors import container, write
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, RestoredSource, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible

@@ -38,7 +38,6 @@ from ckconv.core.tensors import (
     Tensor,
     TensorIndex,
     cut,
-    joined,
     matrix_of,
     parse,
     plain_tensor,
@@ -902,18 +901,6 @@ _SETTINGS = {"preprocessor_config.json": "media_proc_cfg", "processor_config.jso
 _NAMES = {"safetensors": "hf", "mlx": "mlx"}
 
 _DOCUMENT = Document("preprocessor's configuration", "model.config", "model.config", MAX_JSON)
-
-
-def with_tower(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
-    """Checkpoint with a known tower's tensors under its rows' names.
-
-    Args:
-        documents: the contents of side files, where these are no files.
-    """
-    try:
-        return joined(index, tower_index(index, documents))
-    except (InputError, UnsupportedError):
-        return index
 
 
 def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
