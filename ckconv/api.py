@@ -470,10 +470,10 @@ def convert(
         record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
             the source record of a bump file.
         attest: write the same there as a statement of in-toto.
-        jobs: how many processors are kept at work, by pieces of a tensor or files of an output of several at once;
+        jobs: how many processors are kept at work, by pieces that a library quantizes, or files of an output;
             ``None`` for those that the process may use. The bytes are the same, memory grows with it.
         executor: its workers make the files of an output of several, each one at a time; they need source and target
-            under the same paths, and the same ckconv. A worker converts one piece of a tensor at once, or ``jobs``.
+            under the same paths, and the same ckconv. A worker quantizes one piece of a tensor at once, or ``jobs``.
         resume: finished files of an output of several stay where the work ends early, and are gone on with.
         progress: called with bytes just done and the tensor they belong to, in the calling thread; if it has a method
             ``begin(phase, total)``, that hears of each phase.
@@ -734,7 +734,7 @@ def verify(
         options: with which it was converted, as far as no conversion record says that or the file shows it.
         adapters: (path, weight) of each adapter that was merged into it.
         weights: compare the tensors alone.
-        jobs: how many pieces of a tensor are compared at once, as for :func:`convert`.
+        jobs: how many pieces of a tensor are quantized at once to be compared, as for :func:`convert`.
         progress: called with bytes just read and the tensor they belong to.
 
     Raises:

@@ -25,7 +25,6 @@ import bench_kinds
 from bench_inputs import (
     BLOCKS,
     FEW,
-    FLOATS,
     HEADER,
     MANY,
     QUANTIZED,
@@ -159,21 +158,18 @@ def cases(place: Path) -> list[Case]:
 
 
 def _decoding(place: Path) -> list[Case]:
-    """Decoding beside hashing of its output; decoding and quantizing one piece and two pieces at a time."""
+    """Decoding beside hashing of its output; quantizing one piece and two pieces at a time."""
     new = place / "new"
     decode = [*CKCONV, *DECODE, str(place / BLOCKS), f"{new}/"]
-    quick = [*CKCONV, "convert", "-q", str(place / FLOATS), str(new / "out.gguf"), "--quantize", "q8_0"]
-    slow = [*CKCONV, "convert", "-q", str(place / FEW), str(new / "out.gguf"), "--quantize", "q4_k"]
+    quantize = [*CKCONV, "convert", "-q", str(place / FEW), str(new / "out.gguf"), "--quantize", "q4_k"]
+    alone, two = "--quantize q4_k --jobs 1", "--quantize q4_k --jobs 2"
     hash_decoded = "openssl dgst of the decoded output"
-    found = [
+    return [
         Case(hash_decoded, ["openssl", "dgst", "-sha256", str(place / "decoded" / "model.safetensors")], hash_decoded),
         Case("--dequantize", decode, hash_decoded, 1.2, 1.1, new),
+        Case(alone, [*quantize, "--jobs", "1"], alone, makes=new),
+        Case(two, [*quantize, "--jobs", "2"], alone, 0.6, 0.52, new),
     ]
-    for name, command in (("--dequantize", decode), ("--quantize q8_0", quick), ("--quantize q4_k", slow)):
-        alone = f"{name} --jobs 1"
-        found.append(Case(alone, [*command, "--jobs", "1"], alone, makes=new))
-        found.append(Case(f"{name} --jobs 2", [*command, "--jobs", "2"], alone, 0.6, 0.52, new))
-    return found
 
 
 def _sharded(place: Path) -> list[Case]:

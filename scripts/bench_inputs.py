@@ -21,9 +21,8 @@ import numpy as np
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
 
 QUANTIZED, WIDENED, HEADER = "quantized.gguf", "widened.gguf", "header.gguf"
-#: As the quantized one, but small: as numbers it takes six times the space. And numbers to be quantized, and fewer of
-#: them to types that take long.
-BLOCKS, FLOATS, FEW = "blocks.gguf", "floats.gguf", "few.gguf"
+#: As the quantized one, but small: as numbers it takes six times the space. And numbers to be quantized.
+BLOCKS, FEW = "blocks.gguf", "few.gguf"
 #: Numbers, as large as the quantized one, to be written in several files.
 SHARDED = "sharded.gguf"
 
@@ -247,7 +246,6 @@ def main(directory: str, gigabytes: str) -> None:
     write_gguf(place / QUANTIZED, quantized_shape(size), quantized_type, [])
     write_gguf(place / WIDENED, widened_shape(size), widened_type, [])
     write_gguf(place / BLOCKS, quantized_shape(size / 6), quantized_type, [])
-    write_gguf(place / FLOATS, quantized_shape(size / 6), widened_type, [])
     write_gguf(place / FEW, Shape(4, 2048, 5632, 16, 4, 8_000), widened_type, [])
     write_gguf(place / SHARDED, widened_shape(size * 2.6), widened_type, [])
     header = Shape(_HEADER_LAYERS, 3584, 18944, 28, 4, _TOKENS, arch="qwen2", biased=True, head=True)

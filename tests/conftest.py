@@ -255,9 +255,9 @@ def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
     from ckconv.io import rows, stored
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("CHUNK", "SCRATCH"):
-            patch.setattr(rows, name, request.param)
-            patch.setattr(stored, name, request.param)
+        for module in (rows, stored):
+            for name in ("CHUNK", "PIECE", "SCRATCH"):
+                patch.setattr(module, name, request.param, raising=False)
         yield
 
 

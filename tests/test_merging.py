@@ -55,7 +55,7 @@ def merged(base: Tensor, *changes: Delta | Rescale, dtype: DType = F32) -> tuple
 @pytest.mark.parametrize("piece", [1, 100, 1 << 20])
 def test_lora(piece: int, shelf: Shelf, numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A square matrix: b @ a and its transpose both fit."""
-    monkeypatch.setattr(rows_module, "CHUNK", piece)
+    monkeypatch.setattr(rows_module, "PIECE", piece)
     w, a, b = (numbers[name] for name in "wab")
     got, change = merged(shelf.tensor(w), Delta(shelf.tensor(a), shelf.tensor(b), 0.375))
     want = w.astype(np.float64) + 0.375 * (b.astype(np.float64) @ a)

@@ -70,8 +70,8 @@ def test_every_row_but_the_first_ones_of_a_tensor_is_quantized_once(
     of_gguf: bool, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads too, whose rows stand in another order in one GGUF or both; ``verify`` quantizes everything anew."""
-    monkeypatch.setattr(rows, "CHUNK", 64 * 512)  # a piece is the rows of a head
-    monkeypatch.setattr(stored, "CHUNK", 64 * 512)
+    monkeypatch.setattr(rows, "PIECE", 64 * 512)  # a piece is the rows of a head
+    monkeypatch.setattr(stored, "PIECE", 64 * 512)
     source, counts = checkpoint(tmp_path / "floats", WIDE), Counter[str]()
     if of_gguf:
         ckconv.convert(source, source := tmp_path / "floats.gguf")
@@ -111,7 +111,7 @@ def test_rows_of_experts_are_quantized_once_but_the_first_ones_of_each(
 ) -> None:
     """Whether a piece is of one expert or of several."""
     for module in (rows, stored):
-        monkeypatch.setattr(module, "CHUNK", piece)
+        monkeypatch.setattr(module, "PIECE", piece)
     (source, asked), counts, quantize = weighed, Counter[str](), convert.quantize
 
     def counting(floats: Any, dtype: Any, *more: Any) -> Any:
@@ -173,7 +173,7 @@ def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are compared by where they are in the source, not by where the writer had them."""
-    monkeypatch.setattr(rows, "CHUNK", 4096)
+    monkeypatch.setattr(rows, "PIECE", 4096)
     pieces = stored.stored_pieces
 
     def swapped(*arguments: Any) -> Any:
@@ -192,8 +192,8 @@ def test_codes_and_scales_are_computed_once_each_but_those_of_the_first_rows(
     quantize: str, numbers: int, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales and biases are neighbors in the file, and made together; the words of all matrices lie before them."""
-    monkeypatch.setattr(rows, "CHUNK", 64 * 512)
-    monkeypatch.setattr(stored, "CHUNK", 64 * 512)
+    monkeypatch.setattr(rows, "PIECE", 64 * 512)
+    monkeypatch.setattr(stored, "PIECE", 64 * 512)
     counts, quantize_triple = Counter[bool](), mlx.quantize_triple
 
     def counting(floats: Any, *how: Any, codes: bool = True) -> Any:

@@ -121,8 +121,8 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
         "--jobs",
         type=Integer(min=1),
         metavar="N",
-        help="Keep N processors at work: convert and compare N pieces of a tensor, or N files, at once;"
-        " by default as many as there are.",
+        help="Keep N processors at work: quantize N pieces of a tensor, or write N files, at once; by default as many"
+        " as there are.",
     ),
     click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing."),
     click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically."),

@@ -60,7 +60,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
     "--jobs",
     type=Integer(min=1),
     metavar="N",
-    help="Keep N processors at work: compare N pieces of a tensor at once; by default as many as there are.",
+    help="Keep N processors at work: quantize N pieces of a tensor at once; by default as many as there are.",
 )
 @click.option("--rebuild", is_flag=True, help="Convert SRC again as the record says, and compare every byte.")
 @page_option("Write a page to FILE: what was found, PATH, and SRC beside it.")

@@ -31,7 +31,7 @@ from ckconv.errors import (
 )
 from ckconv.io.digests import HASHED_AT_ONCE, FileHash
 from ckconv.io.files import CHUNK, READ_AHEAD, Files, growing as opening
-from ckconv.io.tiles import SideBySide, Tiles, is_light
+from ckconv.io.tiles import SideBySide, Tiles, is_in_steps
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some
@@ -614,9 +614,9 @@ def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> I
     rows = SideBySide(reading, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None
     conversion = Conversion(joined.dtype, joined.dtype) if joined else how
-    light = all(is_light(run.tensor, run.conversion) for run in step.runs) if joined else is_light(tensor, conversion)
+    alone = all(is_in_steps(one) for one in (*(run.conversion for run in step.runs), conversion))
     pieces = (piece.make for piece in stored_pieces(rows.first, step.target.layout, conversion))
-    with closing(rows.each(pieces, alone=light)) as made:
+    with closing(rows.each(pieces, alone=alone)) as made:
         for data, changed in made:
             losses.add(step, changed)
             yield data

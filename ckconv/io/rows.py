@@ -272,8 +272,12 @@ def numbers_alone(tensor: Tensor, files: Files) -> Iterator[Rows]:
 
 # Canonical rows out of stored bytes, in bounded pieces: a :class:`RowReader` undoes a tensor's layout while reading.
 #
-# It never holds a whole tensor: pieces are about ``CHUNK`` bytes, and where a layout takes rows apart they are up to
+# It never holds a whole tensor: pieces are about ``PIECE`` bytes, and where a layout takes rows apart they are up to
 # ``SCRATCH`` bytes, so that the source is not read too often.
+
+#: Bytes of a piece. Smaller ones take longer: the steps of each give the interpreter's lock to whoever hashes and
+#: compares, and wait to have it back.
+PIECE = 2 << 20
 
 #: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
 SCRATCH = 4 << 20
@@ -336,7 +340,8 @@ class RowReader:
     @property
     def in_order(self) -> bool:
         """Whether canonical rows are stored one after the other."""
-        return self.tensor.as_stored and self.dtype is self.tensor.dtype and self.layout.in_order
+        stored = self.tensor.as_stored or (self._packed is not None and self._merged is None)
+        return stored and self.dtype is self.tensor.dtype and self.layout.in_order
 
     def left(self, conversion: Conversion) -> Conversion:
         """The rest of a conversion, after reading."""
@@ -345,9 +350,7 @@ class RowReader:
     @property
     def piece(self) -> int:
         """Bytes worth asking for at once: more for rows out of many runs."""
-        if self._packed:
-            return SCRATCH // 8
-        return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
+        return PIECE if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
         """Canonical rows ``[stop - start, row_bytes]``, planes side by side."""
@@ -355,12 +358,10 @@ class RowReader:
             return self._merged.rows(start, stop)
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
+        if self.in_order:
+            return self.stored(start, stop)
         if self._packed and self.dtype is self.tensor.dtype:
             return self.gather(np.arange(start, stop, dtype=np.int64))
-        if self.in_order:
-            out = np.empty((stop - start, self.row_bytes), np.uint8)
-            self._read(start * self.row_bytes, out.reshape(-1))
-            return out
         return self._rows(start, stop, 0, self.layout.cols)
 
     def gather(self, canonical: Index) -> Rows:
@@ -381,6 +382,8 @@ class RowReader:
 
     def stored(self, start: int, stop: int) -> Rows:
         """Stored rows, padding included; extents join, and no row crosses two."""
+        if self._packed and self.dtype is self.tensor.dtype:
+            return self._packed.rows(start, stop)
         out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
         self._read(start * out.shape[1], out.reshape(-1))
         return out
@@ -491,14 +494,10 @@ def worth(reader: Reader, conversion: Conversion | None) -> int:
     """Bytes that a row counts for, more if slow, so that pieces are smaller."""
     if conversion is None:
         return 0
-    quantizes = conversion.action is Action.QUANTIZE
-    if reader.piece < CHUNK:  # packed matrices take more memory than bytes
-        each = 4 if quantizes else 0
-    elif quantizes and conversion.target.block > _QUICK_BLOCK:
-        each = 4
-    else:
-        each = 2 if conversion.action is Action.REPACK else 0
-    return each * reader.layout.cols
+    action = conversion.action
+    if action is Action.QUANTIZE and conversion.target.block > _QUICK_BLOCK:
+        return 4 * reader.layout.cols
+    return 2 * reader.layout.cols if action in (Action.QUANTIZE, Action.REPACK) else 0
 
 
 def same_values(one: Tensor, other: Tensor, files: Files) -> bool:

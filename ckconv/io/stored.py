@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ckconv.core.late import Cells, Index, Rows, np
 from ckconv.core.layouts import Kind, Layout, plain
 from ckconv.core.tensors import Tensor
-from ckconv.io.files import CHUNK, Files
-from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
+from ckconv.io.files import Files
+from ckconv.io.rows import PIECE, SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
 from ckconv.io.tiles import Tiles, is_handed_over
 from ckconv.quant.convert import Conversion, Run
 
@@ -175,7 +175,7 @@ def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> b
 
 def _elements(reader: RowReader, conversion: Conversion) -> Iterator[Piece]:
     rows = reader.layout.stored_rows
-    step = max(1, CHUNK // conversion.target.nbytes(reader.layout.stored_cols))
+    step = max(1, PIECE // conversion.target.nbytes(reader.layout.stored_cols))
     for start in range(0, rows, step):
         make = partial(_converted, conversion=conversion, start=start, stop=min(start + step, rows))
         yield Piece(make, start, rows)

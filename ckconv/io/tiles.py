@@ -16,7 +16,7 @@ from ckconv.core.late import Floats, NamedTuple, Rows
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
-from ckconv.quant.convert import Action, Conversion, noted_aside
+from ckconv.quant.convert import Action, Conversion, by_library, noted_aside
 from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # Pieces of one tensor made side by side, and given in their order: what is computed does not depend on how many.
 #
-# Decoding, quantizing and merging are loops of numpy and libgguf, which release the interpreter's lock, so threads
-# share the work. Each has a reader and descriptors of its own, and only a few pieces more than there are threads are
-# made before somebody takes the first one: that bounds memory.
+# Libraries that quantize release the interpreter's lock, so threads share the work. Each has a reader and descriptors
+# of its own, and only a few pieces more than there are threads are made before somebody takes the first one: that
+# bounds memory.
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -77,10 +77,13 @@ def threads(count: int) -> ThreadPoolExecutor | None:
     return pool
 
 
-def is_light(tensor: Tensor, conversion: Conversion) -> bool:
-    """Whether converting is cheap: no decode, quantize, repack or merge."""
-    blocks = max(conversion.source.block, conversion.target.block) > 1
-    return tensor.merge is None and (conversion.source is conversion.target or not blocks)
+def is_in_steps(conversion: Conversion) -> bool:
+    """Whether numpy converts: in steps so short that threads gain nothing.
+
+    Each step of some 20 us gives up the interpreter's lock and takes it again: two threads need 1 to 1.3 times as long
+    as one, and eight 2 to 5 times. A library quantizes a piece in one call.
+    """
+    return not (conversion.action is Action.QUANTIZE and by_library(conversion.target))
 
 
 class SideBySide(Generic[R]):
@@ -105,7 +108,7 @@ class SideBySide(Generic[R]):
         To be closed, or the threads wait until it is collected.
 
         Args:
-            alone: there is little to compute, and the calling thread does all of it.
+            alone: the calling thread does all of it (:func:`is_in_steps`).
 
         Raises:
             CkconvError: whatever a piece raises, where its turn comes; or of a thread's files, when all are made.

@@ -43,7 +43,7 @@ from ckconv.families.names import IN_CONFIGURATION
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, Progress, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, canonical_pieces, cell_of, row_ranges, stored_view
-from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
+from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_in_steps
 from ckconv.quant.convert import Action, Conversion, QuantSettings, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.verification.content import engine_row, is_named
@@ -81,7 +81,7 @@ def wrong_rows(
     if mine.dtype is not tensor.dtype:
         conversion = conversion._replace(target=mine.dtype)
     held = _Rows(tensor, source, theirs.left(conversion), importance, tiles, mine, files)
-    alone = is_light(source, held.conversion)
+    alone = is_in_steps(held.conversion)
     wrong: list[int] = []
     rounded = 0
 
@@ -206,12 +206,9 @@ class _Rows:
 
 
 def _broader(mine: RowReader, theirs: RowReader, conversion: Conversion) -> RowReader:
-    """The reader whose pieces are taken: of packed matrices their own."""
+    """The reader whose pieces are taken."""
     if conversion.plane is not None:  # of one array, which is made of whole rows
         return theirs
-    for packed, other in ((theirs, mine), (mine, theirs)):
-        if packed.tensor.packed and other.layout.whole_rows:
-            return packed
     return mine if mine.piece >= theirs.piece else theirs
 
 
