@@ -358,10 +358,13 @@ class RowReader:
             return self._merged.rows(start, stop)
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
-        if self.in_order:
-            return self.stored(start, stop)
         if self._packed and self.dtype is self.tensor.dtype:
-            return self.gather(np.arange(start, stop, dtype=np.int64))
+            in_order = self.layout.in_order
+            return self.stored(start, stop) if in_order else self.gather(np.arange(start, stop, dtype=np.int64))
+        if self.in_order:
+            out = np.empty((stop - start, self.row_bytes), np.uint8)
+            self._read(start * self.row_bytes, out.reshape(-1))
+            return out
         return self._rows(start, stop, 0, self.layout.cols)
 
     def gather(self, canonical: Index) -> Rows:
