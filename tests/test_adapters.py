@@ -277,7 +277,7 @@ def test_what_is_left_out_on_purpose_is_named(tmp_path: Path, ckconv: Any) -> No
     source = ADAPTERS / "llama-embed-head"
     result = ckconv("convert", source, tmp_path / "a.gguf", "--base", LLAMA, "--drop", "*.saved_weight")
     assert result.code == 0, result.err
-    assert "left out output.saved_weight (asked for by --drop)" in result.out
+    assert "(output.saved_weight): asked for by --drop" in result.out
     halved = ckconv("convert", source, tmp_path / "b.gguf", "--base", LLAMA, "--drop", "*lora_B*")
     assert (halved.code, "--drop leaves half of" in halved.err) == (4, True)
 

@@ -232,7 +232,7 @@ def test_what_the_hints_say_works(tmp_path: Path, ckconv) -> None:
     scaled = replace(SMALL, extra_tensors={"rope_freqs.weight": (8,)}).write(tmp_path / "s.gguf")
     result = ckconv("convert", scaled, f"{tmp_path}/s/", *three, "--drop", "rope_frequencies")
     assert result.code == 0
-    assert "left out rope_frequencies (asked for by --drop)" in result.out
+    assert "left out rope_freqs.weight (rope_frequencies): asked for by --drop" in result.out
     mixed = replace(K, types={"ffn_up.weight": Q.Q6_K}).write(tmp_path / "k.gguf")
     assert ckconv("convert", mixed, f"{tmp_path}/k/", *three, "--dequantize").code == 0
 

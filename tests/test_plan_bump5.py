@@ -371,7 +371,7 @@ def test_drop_rope_frequencies(tmp_path: Path, ckconv) -> None:
     model = Model(head="own", extra_tensors={"rope_freqs.weight": (8,)})
     result = convert(ckconv, model, tmp_path, "--drop", "rope_frequencies")
     assert result.code == 0
-    assert "left out rope_frequencies (asked for by --drop)" in result.out
+    assert "left out rope_freqs.weight (rope_frequencies): asked for by --drop" in result.out
 
 
 def test_head_that_is_the_embedding_is_tied(tmp_path: Path, ckconv) -> None:

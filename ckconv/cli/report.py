@@ -147,7 +147,7 @@ def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
     """Tensors that are not written, many of one reason in one line."""
     groups: dict[str, list[str]] = {}
     for left in plan.left_out:
-        groups.setdefault(left.reason, []).append(left.name)
+        groups.setdefault(left.reason, []).append(plan.index.label(left.name))
     lines = []
     for reason, names in groups.items():
         if len(names) > _LEFT_OUT_SHOWN and not settings.verbose:
@@ -158,7 +158,7 @@ def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
 
 
 def _why(reason: str) -> str:
-    return f" (asked for by {reason})" if reason.startswith("--") else f": {reason}"
+    return f": {'asked for by ' * reason.startswith('--')}{reason}"
 
 
 def _in_files(plan: Plan) -> str:
