@@ -163,6 +163,14 @@ class Case:
         return self.tolerance.get(engine, CLOSE)
 
 
+def stored_as(family: str) -> set[str]:
+    """What a family's file extends, and the words for how its values and rows are stored: ``neg_exp``, ``(I|I)``."""
+    text = (ROOT / "ckconv" / "families" / f"{family}.toml").read_text()
+    extended = tomllib.loads(text.partition("\n[")[0]).get("extends", ())
+    names = [extended] if isinstance(extended, str) else extended
+    return {*names, *re.findall(r"value = \"[a-z_]+\"|[(][\w|]+[)]", text)}
+
+
 def families() -> list[str]:
     """Those that have cases."""
     return sorted(path.stem for path in CASES.glob("*.toml"))

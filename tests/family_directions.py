@@ -263,7 +263,7 @@ class Run:
         if engine != "llama_cpp" or self.case.dtype == "float32":
             return self.result(direction)
         wide = self.place / "wide.gguf"
-        ckconv.convert(self.source, wide, options=ckconv.Options(**self.options(), dtype="f32"))
+        ckconv.convert(self.source, wide, verify=False, options=ckconv.Options(**self.options(), dtype="f32"))
         return wide
 
     def bump(self) -> str:

@@ -16,8 +16,8 @@ import consumers
 import numpy as np
 import pytest
 from conftest import FIXTURES
-from family_adapters import DIRECTIONS as USED, AdapterRun
-from family_cases import CASES, DIRECTIONS, NO_SOURCE, AdapterCase, Case, adapters, cases, families
+from family_adapters import BACK, DIRECTIONS as USED, AdapterRun
+from family_cases import CASES, DIRECTIONS, NO_SOURCE, AdapterCase, Case, adapters, cases, families, stored_as
 from family_directions import Run, otherwise_than_the_class
 from products import shown
 
@@ -41,7 +41,13 @@ def every() -> Iterator[Any]:
             yield pytest.param(case, OTHERS, id=f"{case}-others", marks=row.marks)
 
 
-LORAS = [pytest.param(one, id=str(one)) for one in adapters()]
+def kinds_of_adapter(adapter: AdapterCase) -> set[object]:
+    """What an adapter adds to, how its family stores that, and what is expected."""
+    expected = {(direction, adapter.expected(direction)) for direction in (*USED, *BACK)}
+    return {str(adapter.said), *stored_as(adapter.case.family), *expected}
+
+
+LORAS = shown(adapters(), kinds_of_adapter)
 
 
 def run(case: Case, place: Path, *, verify: bool = True) -> Run:

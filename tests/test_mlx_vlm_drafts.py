@@ -167,10 +167,10 @@ def test_a_tensor_of_theirs_that_is_gone_or_another_is_found(ckconv: Callable[..
     file = tmp_path / "mlx" / DRAFTS
     whole = load_file(file)
 
-    for name in whole:
-        for kept in ({**whole, name: whole[name] * 2 + 1}, {key: one for key, one in whole.items() if key != name}):
-            save_file(file, kept, {"format": "mlx"})
-            assert ckconv("verify", tmp_path / "mlx", source).code in (3, 5), name
+    for number, name in enumerate(whole):
+        other = {name: whole[name] * 2 + 1} if number % 2 else {}
+        save_file(file, {key: one for key, one in whole.items() if key != name} | other, {"format": "mlx"})
+        assert ckconv("verify", tmp_path / "mlx", source).code in (3, 5), name
     file.unlink()
     assert ckconv("verify", tmp_path / "mlx", source).code in (3, 5)
 

@@ -118,6 +118,7 @@ DEEP: dict[str, tuple[Decoder, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("word", [word for word, (_, mixes) in WORDS.items() if mixes])
 def test_the_types_of_every_layer_are_llama_quantizes(

@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture(params=[1 << 10, 4 << 20], ids=["small pieces", "one piece"])
+@pytest.fixture(params=[1 << 12, 4 << 20], ids=["small pieces", "one piece"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST", "PIECE"):
         monkeypatch.setattr(elsewhere, name, min(getattr(elsewhere, name), request.param))

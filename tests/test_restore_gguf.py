@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES, Result
-from family_cases import RECORDS, cases, checkpoint
+from family_cases import RECORDS, cases, checkpoint, stored_as
 from gguf import GGUFReader
 from products import shown
 from safetensors import deserialize
@@ -23,7 +22,6 @@ from test_towers_back import WHOLE
 from tower_cases import recordings, with_tokens
 
 from ckconv import Options, convert
-from ckconv.families.merge import FOLDER
 from ckconv.record import keep as keeping
 
 Ckconv = Callable[..., Result]
@@ -189,8 +187,7 @@ def kinds_of_family(family: str) -> set[object]:
     case = FAMILIES[family]
     stored = {(dtype, len(shape)) for dtype, shape, *_ in case.recorded["tensors"].values()}
     made = {(kind, len(shape)) for kind, shape, *_ in case.recorded["converter"]["tensors"].values()}
-    rows = re.findall(r"value = \"[a-z_]+\"|[(][\w|]+[)]", (FOLDER / f"{family}.toml").read_text())
-    return {*stored, *made, *rows}
+    return {*stored, *made, *stored_as(family)}
 
 
 @pytest.mark.parametrize("family", shown(FAMILIES, kinds_of_family))
