@@ -241,7 +241,7 @@ def test_head_that_is_the_embedding_counts_as_tied(tmp_path: Path, ckconv) -> No
     source = replace(SMALL, head="copy").write(tmp_path / "m.gguf")
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 0
-    assert "note: output.weight is byte for byte token_embedding.weight: written as tied" in result.out
+    assert "note: the output head is byte for byte the embedding: written as tied" in result.out
     assert "left out output.weight: byte for byte the embedding: tied" in result.out
     assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source)
     assert ckconv("verify", tmp_path / "m.bump", source).code == 0

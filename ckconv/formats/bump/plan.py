@@ -296,7 +296,7 @@ class BumpPlanner(Planner):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name == HEAD and self.source.head_is_embedding:
                 self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
-                self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
+                self.notes.append("the output head is byte for byte the embedding: written as tied")
             elif parse(tensor.name).pattern in slotted:
                 self.tensors[tensor.name] = tensor
             elif tensor.name == HEAD:
