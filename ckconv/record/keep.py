@@ -47,7 +47,7 @@ from ckconv.record.read import (
 # The bytes of a source record.
 
 
-class Content(NamedTuple):
+class SourceBytes(NamedTuple):
     """Member of the archive: source bytes, SHA-256 (hex) and CRC-32."""
 
     extents: tuple[Extent, ...]
@@ -71,7 +71,7 @@ class PendingRecord(NamedTuple):
     """
 
     record: Record
-    contents: Mapping[str, Content]
+    contents: Mapping[str, SourceBytes]
     hashed: Mapping[str, Extent] = {}
     digests: Digests = Digests(())
 
@@ -131,16 +131,16 @@ class PendingRecord(NamedTuple):
         return archive(members)
 
 
-def content_of(extents: Sequence[Extent], files: Files) -> Content:
+def content_of(extents: Sequence[Extent], files: Files) -> SourceBytes:
     """Read the bytes once, for their digests."""
     digest, crc = sha256(), 0
     for data in _read(extents, files):
         digest.update(data)
         crc = zlib.crc32(data, crc)
-    return Content(tuple(extents), digest.hexdigest(), crc)
+    return SourceBytes(tuple(extents), digest.hexdigest(), crc)
 
 
-def _again(content: Content, files: Files) -> Iterator[bytes]:
+def _again(content: SourceBytes, files: Files) -> Iterator[bytes]:
     crc = 0
     for data in _read(content.extents, files):
         crc = zlib.crc32(data, crc)
@@ -199,7 +199,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         _check_names(name, [path.name for path in index.files], [*beside])
         wanted = {path: _kept(index, path, returning, files) for path in index.files}
         _check_size(wanted, beside.values(), plan)
-        contents: dict[str, Content] = {}
+        contents: dict[str, SourceBytes] = {}
         sources = [_source_file(path.name, path, wanted[path], contents, files) for path in index.files]
         sources += [_source_file(name, path, None, contents, files) for name, path in beside.items()]
         sources = [file._replace(sha256=_NO_DIGEST.hex()) if file.tensors else file for file in sources]
@@ -243,7 +243,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     return PendingRecord(
         record._replace(rope_layout=plan.rope_layout, options=options, aliases=aliases),
         {
-            name: Content((Extent(opened.path, stored.offset, stored.member.nbytes),), "", stored.member.crc)
+            name: SourceBytes((Extent(opened.path, stored.offset, stored.member.nbytes),), "", stored.member.crc)
             for name, stored in opened.contents.items()
         },
     )
@@ -292,7 +292,7 @@ def _check_whole(nbytes: int) -> None:
 
 
 def _source_file(
-    name: str, path: Path, runs: list[list[Run]] | None, contents: dict[str, Content], files: Files
+    name: str, path: Path, runs: list[list[Run]] | None, contents: dict[str, SourceBytes], files: Files
 ) -> SourceFile:
     """File of the record, with the runs that are kept."""
     size = path.stat().st_size
