@@ -462,6 +462,13 @@ class Cursor:
         self.buffer = self.source.read_at(self.base, max(nbytes, self._window))
         return nbytes <= len(self.buffer)
 
+    def extend(self, end: int) -> bool:
+        """Read on behind the window, doubling it; false at the end."""
+        behind = self.base + len(self.buffer)
+        nbytes = min(max(self._window, len(self.buffer)), end - behind)
+        self.buffer += self.source.read_at(behind, nbytes) if nbytes > 0 else b""
+        return nbytes > 0
+
     def reaches(self, offset: int) -> bool:
         """Whether all bytes before ``offset`` exist; reads a pipe up to there."""
         if self.source.size is None and offset > 0:

@@ -17,7 +17,7 @@ from ckconv.core.layouts import BY_SAFETENSORS, DType
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
-from ckconv.io.files import ByteSource, lfs_pointer, open_source
+from ckconv.io.files import ByteSource, Cursor, lfs_pointer, open_source
 from ckconv.io.json import Document, kind, parse_object, repeated, shown
 
 # -- Safetensors containers in bytes; file names of checkpoints --------------------------------------------------------
@@ -165,7 +165,7 @@ class HeaderEntry(NamedTuple):
     end: int
 
 
-class Header:
+class Header(Cursor):
     """The header's window, moved forward.
 
     Attributes:
@@ -174,12 +174,10 @@ class Header:
     """
 
     def __init__(self, source: ByteSource, length: int, path: Path, limit: int) -> None:
+        super().__init__(source, HEADER.code, LENGTH_BYTES, first=min(_WINDOW, length), window=_WINDOW)
         self.names: list[str] = []
         self.count = 0
-        self._source, self._path, self._limit = source, path, limit
-        self._end = LENGTH_BYTES + length
-        #: The window, its absolute offset, and the position in it.
-        self._buffer, self._base, self._at = b"", LENGTH_BYTES, 0
+        self._path, self._limit, self._end = path, limit, LENGTH_BYTES + length
         self._forms: dict[tuple[bytes, bytes], tuple[DType, tuple[int, ...]]] = {}
 
     def entries(self) -> Iterator[tuple[str, HeaderEntry | Any]]:
@@ -188,14 +186,13 @@ class Header:
         Raises:
             InputError: ``st.header-json``, ``st.duplicate-key``, ``st.fields`` or ``st.metadata``.
         """
-        self._extend()
-        self._at = 1  # behind the opening brace
+        self.at = 1  # behind the opening brace
         more, alike_at = True, re.compile(_ALIKE).match
         while more:
-            found = alike_at(self._buffer, self._at)
+            found = alike_at(self.buffer, self.at)
             alike = self._alike(found) if found else None
             if found and alike:
-                self._at = found.end()
+                self.at = found.end()
                 more = found[6] == b","
                 name, value = alike
             else:
@@ -237,41 +234,41 @@ class Header:
 
         No entry at the end of an empty object.
         """
-        self._buffer = self._buffer[self._at :]
-        self._base, self._at = self._base + self._at, 0
+        self.buffer = self.buffer[self.at :]
+        self.base, self.at = self.base + self.at, 0
         end = self._find_end()
-        text, mark = self._buffer[:end], self._buffer[end : end + 1]
+        text, mark = self.buffer[:end], self.buffer[end : end + 1]
         if not text.strip(_SPACE) and mark:
             if mark == b"}" and not self.count:
-                self._at = end + 1
+                self.at = end + 1
                 return None, False
             self._parse(b'{"":0,', text + mark)
         value = self._parse(b"{", text + (b"}" if mark else b""))
-        self._at = end + 1
+        self.at = end + 1
         return next(iter(value.items())), mark == b","
 
     def _parse(self, opening: bytes, text: bytes) -> dict[str, Any]:
-        before = self._base - LENGTH_BYTES - len(opening)
+        before = self.base - LENGTH_BYTES - len(opening)
         return parse_object(opening + text, HEADER, self._path, offset=LENGTH_BYTES + before, before=before)
 
     def _find_end(self) -> int:
         """End of the entry at the window's start, or of the header."""
-        key = _KEY.match(self._buffer)
+        key = _KEY.match(self.buffer)
         is_metadata = key is not None and key[1] == METADATA.encode()
         most = _MAX_METADATA if is_metadata else _MAX_ENTRY
         at = depth = 0
         while at <= most:
-            found = _TOKEN.search(self._buffer, at)
+            found = _TOKEN.search(self.buffer, at)
             if found is None:
-                at = len(self._buffer)
-                if not self._extend():
+                at = len(self.buffer)
+                if not self.extend(self._end):
                     return at
                 continue
             token = found[0]
             if token == b'"':
                 behind = self._behind_string(found.end())
                 if behind < 0:
-                    return len(self._buffer)
+                    return len(self.buffer)
                 at = behind
                 continue
             if not depth and token in (b",", b"}"):
@@ -279,47 +276,38 @@ class Header:
             depth += _LEVELS.get(token, 0)
             at = found.end()
         what, code = (METADATA, "st.metadata") if is_metadata else ("the entry of a tensor", "st.fields")
-        raise InputError(code, f"{what} has more than {most:,} bytes", path=self._path, offset=self._base, allowed=most)
+        raise InputError(code, f"{what} has more than {most:,} bytes", path=self._path, offset=self.base, allowed=most)
 
     def _behind_string(self, at: int) -> int:
         """Position behind a string from ``at`` on; -1 at the header's end."""
         looked = at
         while True:
-            quote = self._buffer.find(b'"', looked)
+            quote = self.buffer.find(b'"', looked)
             if quote < 0:
-                looked = len(self._buffer)
+                looked = len(self.buffer)
                 # A backslash before what is not there yet counts with it.
-                while looked > at and self._buffer[looked - 1] == ord("\\"):
+                while looked > at and self.buffer[looked - 1] == ord("\\"):
                     looked -= 1
-                if not self._extend():
+                if not self.extend(self._end):
                     return -1
                 continue
             first = quote
-            while first > looked and self._buffer[first - 1] == ord("\\"):
+            while first > looked and self.buffer[first - 1] == ord("\\"):
                 first -= 1
             looked = quote + 1
             if (quote - first) % 2 == 0:
                 return looked
 
-    def _extend(self) -> bool:
-        """Read on behind the window, doubling it; false at the header's end."""
-        behind = self._base + len(self._buffer)
-        nbytes = min(max(_WINDOW, len(self._buffer)), self._end - behind)
-        if nbytes <= 0:
-            return False
-        self._buffer += self._source.read_at(behind, nbytes)
-        return True
-
     def _check_end(self) -> None:
         """Nothing but space follows the object: writers align the data with it."""
         while True:
-            rest = self._buffer[self._at :]
+            rest = self.buffer[self.at :]
             if rest.strip(_SPACE):
-                column = self._base - LENGTH_BYTES + self._at + len(rest) - len(rest.lstrip(_SPACE)) + 1
+                column = self.base - LENGTH_BYTES + self.at + len(rest) - len(rest.lstrip(_SPACE)) + 1
                 message = f"header is not a JSON object: column {column:,}: extra data"
                 raise InputError("st.header-json", message, path=self._path, offset=LENGTH_BYTES + column - 1)
-            self._base, self._buffer, self._at = self._base + len(self._buffer), b"", 0
-            if not self._extend():
+            self.base, self.buffer, self.at = self.base + len(self.buffer), b"", 0
+            if not self.extend(self._end):
                 return
 
     def _check_names(self) -> None:
