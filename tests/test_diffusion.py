@@ -17,6 +17,7 @@ from checkpoints import Raw, Tensors, bf16, save_file as raw_file
 from diffusion_models import MODELS, save_model
 from gguf_copies import finish
 from packed_checkpoints import fp8_values
+from products import shown
 from safetensors.numpy import load_file, save_file
 from safetensors_builder import tensors_of
 
@@ -175,10 +176,9 @@ def test_a_tensor_of_five_axes_is_refused(tmp_path: Path) -> None:
 RECORDED = [line.split("\t") for line in (FIXTURES / "diffusion" / "converted.tsv").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "dtype", "architecture", "digest"), RECORDED, ids=lambda text: text[:32])
-def test_a_gguf_is_what_the_converter_of_comfyui_gguf_makes(
-    name: str, dtype: str, architecture: str, digest: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("row", shown(RECORDED, lambda row: {*row[:3]}, lambda row: "-".join(row[:2])))
+def test_a_gguf_is_what_the_converter_of_comfyui_gguf_makes(row: list[str], tmp_path: Path) -> None:
+    name, dtype, architecture, digest = row
     source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), dtype)
 
     options = Options(dequantize=True, dtype="f16") if dtype == "F8_E4M3" else Options()

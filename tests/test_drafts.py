@@ -179,20 +179,20 @@ def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Pat
     root, count = source(tmp_path / "hf", family), NAMED[family]
     ckconv("convert", root, tmp_path / "m.gguf")
     tensors, known = load_file(root / "model.safetensors"), open_index(root).tensors
-    for part in ("draft.projection", "attention.output"):
+    for part, of_gguf in (("draft.projection", False), ("attention.output", True)):
         name = known[f"layers.{count}.{part}.weight"].source
         save_file(root / "model.safetensors", tensors | {name: np.repeat(tensors[name], 2, 0)}, {"format": "pt"})
         blocks = open_index(tmp_path / "m.gguf").tensors[f"layers.{count}.{part}.weight"].source
         array = next(one.data for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors if one.name == blocks)
         gguf_copy(tmp_path / "m.gguf", tmp_path / "x.gguf", tensors={blocks: np.repeat(array, 2, 0)})
 
-        for made, stored in ((root, name), (tmp_path / "x.gguf", blocks)):
-            to = "gguf" if made == root else "mlx" if family == "step3p5" else "hf"  # transformers takes no such list
-            done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
-            assert (done.code, f"tensor '{stored}' has shape [" in done.err) == (3, True), done.err
-            assert "hint: --drop mtp leaves out" in done.err
-            again = ckconv("convert", made, f"{tmp_path}/without/", "--to", to, "--drop", "mtp", "--force")
-            assert again.code == 0, again.err
+        made, stored = (tmp_path / "x.gguf", blocks) if of_gguf else (root, name)
+        to = "gguf" if not of_gguf else "mlx" if family == "step3p5" else "hf"  # transformers takes no such list
+        done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
+        assert (done.code, f"tensor '{stored}' has shape [" in done.err) == (3, True), done.err
+        assert "hint: --drop mtp leaves out" in done.err
+        again = ckconv("convert", made, f"{tmp_path}/without/", "--to", to, "--drop", "mtp", "--force")
+        assert again.code == 0, again.err
     assert ckconv("convert", root, tmp_path / "without.gguf", "--drop", "mtp").code == 0
     assert keys(tmp_path / "without.gguf", "block_count") == [count]
 
