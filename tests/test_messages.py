@@ -17,6 +17,9 @@ pytestmark = pytest.mark.usefixtures("no_collection")
 
 CLASSES = {"CkconvError", "UsageError", "InputError", "UnsupportedError", "VerifyError", "OutputError"}
 
+#: Calls whose first argument is a reason of a refusal.
+REASONS = {"Reason", "refuse"}
+
 #: Words in place of a subject.
 PRONOUN = re.compile(r"(it|its|they|their|this|that|these|those|what|which|who|whoever|one|others?|such|so)\b", re.I)
 #: A message that begins so says it of its file, which stands before it.
@@ -24,7 +27,7 @@ VERB = re.compile(
     r"(is|are|has|have|was|were|exists|needs|holds|keeps|cannot|may|must|does|differs|ends|goes|lacks|leads|lists)\b"
 )
 #: Names that have a capital wherever they stand.
-NAMES = re.compile(r"(GGUF|MLX|FP32|SOURCE_DATE_EPOCH|RoPE)\b")
+NAMES = re.compile(r"(GGUF|MLX|FP32|SOURCE_DATE_EPOCH|RoPE|Q and K)\b")
 
 #: What a refusal (exit 4) without a hint says -> why nothing leads out of it.
 NO_WAY_OUT = {
@@ -84,7 +87,12 @@ class Message(NamedTuple):
             yield "a full stop"
         if self.text[:1].isupper() and not NAMES.match(self.text):
             yield "a capital"
-        if VERB.match(self.text) and not {"path", "None"} & self.given and not self.place.startswith("formats/bump"):
+        if (
+            self.kind in CLASSES
+            and VERB.match(self.text)
+            and not {"path", "None"} & self.given
+            and not self.place.startswith("formats/bump")
+        ):
             yield "a verb, and no file before it"
         if self.kind == "UnsupportedError" and not {"hint", "None"} & self.given and not self.reason:
             yield "no hint, and no reason for none in NO_WAY_OUT"
@@ -111,7 +119,7 @@ def _texts(node: ast.expr, values: list[ast.Assign]) -> Iterator[str]:
 
 @cache
 def messages() -> list[Message]:
-    """Second arguments of the error classes, as far as they are texts."""
+    """Second arguments of the error classes, and reasons of plans, as far as they are texts."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -121,10 +129,10 @@ def messages() -> list[Message]:
             values = sorted((one for one in nodes if isinstance(one, ast.Assign)), key=lambda one: one.lineno)
             for node in nodes:
                 kind = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-                if isinstance(node, ast.Call) and kind in CLASSES and len(node.args) > 1:
+                if isinstance(node, ast.Call) and len(node.args) > (kind in CLASSES) and kind in CLASSES | REASONS:
                     given = frozenset(str(keyword.arg) for keyword in node.keywords)
                     place = f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno}"
-                    for text in _texts(node.args[1], values):
+                    for text in _texts(node.args[kind in CLASSES], values):
                         found[place, text] = Message(place, kind, text, given)
     return [*found.values()]
 
@@ -142,7 +150,7 @@ def test_the_linter_refuses_what_it_is_for() -> None:
 
 
 def test_every_message_has_a_subject_and_every_refusal_a_way_out() -> None:
-    assert len(messages()) > 450
+    assert len(messages()) > 600
     assert [f"{one.place}: {one.text}: {fault}" for one in messages() for fault in one.faults()] == []
 
 

@@ -246,7 +246,7 @@ def test_filters_of_its_own_are_refused_for_transformers(made: bytes, tmp_path: 
     struct.pack_into("<f", data, 56, 0.5)
     (tmp_path / "out.bin").write_bytes(data)
     result = ckconv("convert", tmp_path / "out.bin", f"{tmp_path}/back/", "--to", "hf")
-    assert (result.code, "its filters are not those of openai-whisper" in result.err) == (4, True)
+    assert (result.code, "the filters are not those of openai-whisper" in result.err) == (4, True)
 
 
 # Malformed files. The header ends at byte 48, filters of 80 by 201 at 64,376, words behind that.

@@ -104,14 +104,14 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
         whole = index.facts["kind"] == "mmproj" and (not index.tower or comes_back(index.tower.family))
         hint = _WITH_TEXT if whole else ""
         return Reason(
-            f"it is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
+            f"the source is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
             hint,
         )
     configured = any(path.name == CONFIG_NAME for path in index.side_files)
     if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(index)):
         called = index.metadata.get(_DIFFUSERS)
         what = f"a model of diffusers ({called})" if isinstance(called, str) else "a diffusion model"
-        why = f"it is {what}, not a language model"
+        why = f"the source is {what}, not a language model"
         if has_names_of_diffusers(index.stored):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
         decoded = any(stored.dtype.block > 1 for stored in index.stored)
@@ -659,7 +659,7 @@ def _condition(
             return
     except ExpressionError as error:
         of = catalog.said(config, *sorted(error.names))
-        yield Reason(f"what {loader.name} computes of {an(config.family)} is not known{of}")
+        yield Reason(f"ckconv does not know what {loader.name} computes of {an(config.family)}{of}")
         return
     names = condition.of
     sentence = condition.said(scope)

@@ -400,7 +400,7 @@ class SpeechPlanner(HuggingFacePlanner):
         wanted = {name for name, _ in speech_tensors(scope["layers"], scope["encoder_layers"])}
         self.refuse_missing(dict.fromkeys(sorted(wanted - self.tensors.keys()), 1))
         if self.index.facts.get("filters") != USUAL:
-            self.refuse("its filters are not those of openai-whisper, which transformers computes anew")
+            self.refuse("the filters are not those of openai-whisper, which transformers computes anew")
         if not self.options.file_name:
             settings = speech_settings(scope["mels"])
             self.beside["preprocessor_config.json"] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()

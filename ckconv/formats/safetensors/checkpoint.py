@@ -929,7 +929,7 @@ class WholePlanner(CheckpointPlanner):
         types = [self.type_of(part, entry.shift) for part in parts]
         if len({*types}) > 1:
             mixed = " and ".join(f"{part.source} is {dtype}" for part, dtype in zip(parts, types, strict=True))
-            self.refuse(f"what the class has as one tensor has two types: {mixed}")
+            self.refuse(f"parts of one tensor of the class have two types: {mixed}")
         return types[0]
 
     # Documents
