@@ -301,9 +301,9 @@ def test_a_tied_base_has_no_place_for_a_change_of_its_embedding(tmp_path: Path, 
 
 def test_models_and_adapters_are_not_mistaken_for_each_other(tmp_path: Path, ckconv: Any) -> None:
     result = ckconv("convert", LORA / "gpt2-r4", tmp_path / "m.bump")
-    assert (result.code, "the format holds models, and the source is an adapter" in result.err) == (4, True)
+    assert (result.code, "the format holds models, and this is an adapter" in result.err) == (4, True)
     result = ckconv("convert", QWEN2, tmp_path / "out", "--to", "peft")
-    assert (result.code, "the format holds adapters, and the source is a model" in result.err) == (4, True)
+    assert (result.code, "the format holds adapters, and this is a model" in result.err) == (4, True)
 
 
 @pytest.mark.parametrize("to", ["peft", "mlx"])

@@ -99,7 +99,7 @@ def test_names_of_diffusers_are_refused_for_gguf(tmp_path: Path) -> None:
     with pytest.raises(CkconvError) as caught:
         convert(diffusers(tmp_path / "source"), tmp_path / "made.gguf")
 
-    said = "the source is a model of diffusers (FluxTransformer2DModel), not a language model; its tensors have the names of"
+    said = "the source is a model of diffusers (FluxTransformer2DModel), not a language model; its tensors have the"
     assert said in str(caught.value)
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
 

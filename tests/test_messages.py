@@ -87,12 +87,8 @@ class Message(NamedTuple):
             yield "a full stop"
         if self.text[:1].isupper() and not NAMES.match(self.text):
             yield "a capital"
-        if (
-            self.kind in CLASSES
-            and VERB.match(self.text)
-            and not {"path", "None"} & self.given
-            and not self.place.startswith("formats/bump")
-        ):
+        of_file = {"path", "None"} & self.given or self.kind in REASONS or self.place.startswith("formats/bump")
+        if VERB.match(self.text) and not of_file:
             yield "a verb, and no file before it"
         if self.kind == "UnsupportedError" and not {"hint", "None"} & self.given and not self.reason:
             yield "no hint, and no reason for none in NO_WAY_OUT"

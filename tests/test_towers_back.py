@@ -441,7 +441,7 @@ def test_a_tower_alone_is_told_what_it_is_converted_with(
     source, mmproj = with_tokens(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf"
     convert_tower(source, mmproj)
     done = ckconv("convert", mmproj, f"{tmp_path}/out/", *flags)
-    assert (done.code, "the source is not a model but 'mmproj' (general.type)" in done.err) == (4, True), done.err
+    assert (done.code, "the source is no model but 'mmproj' (general.type)" in done.err) == (4, True), done.err
     hint = "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model\n"
     assert (hint in done.err) == hinted, done.err
 

@@ -405,7 +405,7 @@ def _seen(step: Step) -> Step:
 def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
     """The plan of an adapter, or the reason why the target holds none."""
     if index.adapter is None:
-        return Plan(index, to, 0, options, refusals=(Reason("the format holds adapters, and the source is a model"),))
+        return Plan(index, to, 0, options, refusals=(Reason("the format holds adapters, and this is a model"),))
     outputs = adapter_outputs()
     if to not in outputs:
         from ckconv.plan.adapters import MERGED
@@ -413,9 +413,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         hint = f"{', '.join(f'--to {name}' for name in outputs)} converts it, {MERGED}"
         lasting = any(not text.endswith(BY_BASE) for text in index.adapter.unsupported)
         hint = "" if lasting else hint
-        return Plan(
-            index, to, 0, options, refusals=(Reason("the format holds models, and the source is an adapter", hint),)
-        )
+        return Plan(index, to, 0, options, refusals=(Reason("the format holds models, and this is an adapter", hint),))
     if index.misfit is not None and to != index.format:
         raise index.misfit
     typed = to == index.format and index.metadata_kind is MetadataKind.TYPED

@@ -104,7 +104,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
         whole = index.facts["kind"] == "mmproj" and (not index.tower or comes_back(index.tower.family))
         hint = _WITH_TEXT if whole else ""
         return Reason(
-            f"the source is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
+            f"the source is no model but {quoted(str(index.facts['kind']))} (general.type), and not converted",
             hint,
         )
     configured = any(path.name == CONFIG_NAME for path in index.side_files)
