@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors_builder import numbers, tensors_of
 from test_bump_identity import PATIENT, stored
 
@@ -155,7 +155,7 @@ def test_a_checkpoint(family: str) -> None:
         st.sampled_from(way.releases),
         st.booleans(),
     )
-    @PATIENT
+    @settings(PATIENT, max_examples=10)
     def comes_back(made: Checkpoint, dtype: str, version: int, release: str, record: bool) -> None:
         config, tensors = made
         with tempfile.TemporaryDirectory() as name:

@@ -44,6 +44,7 @@ def hinted(err: str) -> list[list[str]]:
     return [[word for flag in way for word in shlex.split(flag)] for way in ways if way]
 
 
+@pytest.mark.product("values")
 @pytest.mark.parametrize("words", ATTENTION)
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_april_turns_what_q_k_and_v_read_into_blocks_once(arch: str, words: str, tmp_path: Path, ckconv) -> None:

@@ -781,22 +781,6 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
     assert ckconv("convert", source, tmp_path / "m.bump", "--dequantize", "--dtype", "bf16", "--allow-lossy").code == 0
 
 
-def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv.conversion.pipeline import Pipeline
-
-    real = Pipeline.compared
-
-    def slow(*arguments, **named):
-        os.utime(source, ns=(1, 1))
-        return real(*arguments, **named)
-
-    monkeypatch.setattr(Pipeline, "compared", slow)
-    result = ckconv("convert", source, tmp_path / "m.bump")
-    assert result.code == 6
-    assert "error[input.changed]" in result.err
-    assert names(tmp_path) == ["m.gguf"]
-
-
 @pytest.mark.parametrize(("size", "unit"), [("5", True), ("5KB", False), ("60KB", None)])
 def test_a_shard_size_below_a_tensor_is_noted(size: str, unit: bool | None, tmp_path: Path, ckconv) -> None:
     source = FIXTURES / "hf" / "llama-tied-bf16"

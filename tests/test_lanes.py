@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 from checkpoints import Decoder, save
 from conftest import FIXTURES
 from outputs import contents
@@ -346,15 +347,16 @@ def test_the_reference_reader_is_asked_of_each_file_once_and_by_one_thread_at_a_
     jobs: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, at_once = list[str](), list[int]()
-    busy = threading.Semaphore(100)
+    busy, real = threading.Semaphore(100), safetensors.safe_open
 
-    def slow(path: Path) -> None:
+    def slow(path: Path, framework: str) -> Any:
         with busy:
             at_once.append(100 - busy._value)
             asked.append(path.name)
             time.sleep(0.01)
+        return real(path, framework)
 
-    monkeypatch.setattr("ckconv.formats.safetensors.write.check_opens", slow)
+    monkeypatch.setattr(safetensors, "safe_open", slow)
     _, said, *_ = converted(floats, tmp_path / "out", "safetensors", jobs, {"max_shard_bytes": 60_000})
     assert sorted(asked) == sorted(name for name, *_ in said)
     assert set(at_once) == {1}
@@ -364,11 +366,13 @@ def test_the_reference_reader_is_asked_of_each_file_once_and_by_one_thread_at_a_
 def test_the_first_file_that_the_reference_reader_refuses_is_named(
     jobs: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(path: Path) -> None:
-        if "00001" not in path.name.partition("-of-")[0]:
-            raise VerifyError("verify.file", f"{path.name} is not opened", path=path)
+    real = safetensors.safe_open
 
-    monkeypatch.setattr("ckconv.formats.safetensors.write.check_opens", refuses)
+    def refuses(path: Path, framework: str) -> Any:
+        if "00001" not in path.name.partition("-of-")[0]:
+            raise safetensors.SafetensorError(path.name)
+        return real(path, framework)
+
+    monkeypatch.setattr(safetensors, "safe_open", refuses)
     with pytest.raises(VerifyError, match="model-00002-of"):
         converted(floats, tmp_path / "out", "safetensors", jobs, {"max_shard_bytes": 60_000})
-    assert list((tmp_path / "out").iterdir()) == []
