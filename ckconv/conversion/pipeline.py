@@ -40,6 +40,9 @@ from ckconv.verification.tensors import Compared
 #: The number of files that are written at once at most.
 MOST_FILES = 8
 
+#: Bytes of an only file that one thread has written, hashed and compared before others would have begun.
+ALONE = 1 << 20
+
 #: Bytes the writer may be ahead of the comparison, if converted rows are cached or the source is on a server.
 SHORT_LEAD = 4 << 20
 
@@ -67,7 +70,8 @@ class Pipeline:
     """The weights files of one output, whose headers are already written.
 
     Four threads write, hash, compare and flush a file. They share only the file and its
-    :class:`ckconv.conversion.write.Progress`. Without threads, the four functions run one after another.
+    :class:`ckconv.conversion.write.Progress`. Without threads, and of a small file, the four functions run one after
+    another.
     """
 
     def __init__(
@@ -114,8 +118,10 @@ class Pipeline:
             share_heap()
             # Two threads that import modules of one package in two orders wait for each other.
             import_module("ckconv.io.stored")
-        self._pool = threads(4 * count)
-        self._slow = {number: self._has_slow(number) for number in numbers}
+        alone = len(numbers) == 1 and self._plan.files[numbers[0]].nbytes <= ALONE
+        self._pool = None if alone else threads(4 * count)
+        kept = self._verify and (alone or self._pool is not None)
+        self._slow = {number: kept and self._has_slow(number) for number in numbers}
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()
         found, errors, told = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)
@@ -187,8 +193,6 @@ class Pipeline:
 
     def _has_slow(self, number: int) -> bool:
         """Say whether converted rows of a file are cached for its comparison."""
-        if self._pool is None or not self._verify:
-            return False
         return any(step.action in SLOW for step in self._plan.files[number].steps)
 
     def _begin(self, number: int, fd: int) -> _Flight:
