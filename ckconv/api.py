@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -24,7 +23,7 @@ from ckconv.conversion.run import Report, make_folder, run, uploading
 from ckconv.conversion.sidefiles import late_files
 from ckconv.conversion.write import Watcher, arrays, watching
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NDArray, dataclass
+from ckconv.core.late import NDArray, dataclass, field, replace
 from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown

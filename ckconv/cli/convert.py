@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
+from ckconv.core.late import replace
 from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.options import Options, asked
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown

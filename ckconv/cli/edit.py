@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -10,6 +9,7 @@ import click
 
 from ckconv.cli import flags, render
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, origin_of, settings_of, told_elsewhere
+from ckconv.core.late import replace
 from ckconv.errors import OutputError, UsageError, shown
 from ckconv.system.signals import interruptible, noted
 

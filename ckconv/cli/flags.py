@@ -6,14 +6,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ckconv.cli.settings import PATH, Integer, forget_default, origin_of
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.options import OPTIONS, Option, Options, Takes
 from ckconv.errors import InputError, UsageError, nearest, quoted
 from ckconv.formats import ALIASES, names

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from ckconv.comparison.verify import (
     with_flags,
 )
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.late import Floats, NDArray, Rows, dataclass, np
+from ckconv.core.late import Floats, NDArray, Rows, dataclass, field, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key
 from ckconv.core.options import Options

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
@@ -18,7 +17,7 @@ from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in_one_run, watching
 from ckconv.core import __version__
-from ckconv.core.late import Floats
+from ckconv.core.late import Floats, replace
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, pieces_of, scalar
 from ckconv.core.options import Options, asked

@@ -7,12 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +21,7 @@ from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.write import Losses, Watcher, holes, write_frames
 from ckconv.core import __version__, tensors
+from ckconv.core.late import replace
 from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.catalog import is_name, own_files

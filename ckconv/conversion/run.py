@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ from ckconv.conversion.write import (
     write_frames,
     write_stdout,
 )
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.late import NamedTuple, dataclass, field, replace
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import ADDRESSES, CkconvError, InputError, OutputError, UsageError, VerifyError, counted, shown

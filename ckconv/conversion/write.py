@@ -8,14 +8,13 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.late import NamedTuple, NDArray, np
+from ckconv.core.late import NamedTuple, NDArray, np, replace
 from ckconv.core.metadata import SideFile, pieces_of
 from ckconv.core.tensors import Extent, TensorIndex, identity
 from ckconv.errors import (

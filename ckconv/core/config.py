@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
-from ckconv.core.late import Floats, NamedTuple, NDArray, dataclass, np
+from ckconv.core.late import Floats, NamedTuple, NDArray, dataclass, field, np, replace
 from ckconv.errors import InputError, an, quoted
 
 

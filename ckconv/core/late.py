@@ -25,10 +25,11 @@ from zlib import crc32
 
 from ckconv.core import __version__
 
-__all__ = ["NDArray", "NamedTuple", "dataclass", "np", "pattern"]
+__all__ = ["NDArray", "NamedTuple", "cached_property", "dataclass", "field", "np", "pattern", "replace"]
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field, replace
+    from functools import cached_property
     from re import compile as pattern
     from typing import NamedTuple
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 else:
     import dataclasses
     from collections import _tuplegetter as getter
+    from dataclasses import field
     from operator import attrgetter
     from types import FunctionType
 
@@ -78,6 +80,18 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             found = self.__dict__[name] = getattr(re.compile(*self._text), name)
+            return found
+
+    class cached_property:  # noqa: N801 - called as that of ``functools`` is
+        """Property that is computed once; no lock is taken for it, as Python 3.11 takes one."""
+
+        def __init__(self, computed: Any) -> None:
+            self._computed, self._name, self.__doc__ = computed, computed.__name__, computed.__doc__
+
+        def __get__(self, it: Any, kind: type | None = None) -> Any:
+            if it is None:
+                return self
+            found = it.__dict__[self._name] = self._computed(it)
             return found
 
     def _written(it: object, fields: dict[str, Any]) -> str:
@@ -147,6 +161,23 @@ else:
         defaults = tuple(value for value in given if value is not dataclasses.MISSING)
         return _function("__init__", ("self", *names), fill if makers or ends else stored, defaults)
 
+    def _replacer(kind: type) -> Any:
+        names = [each.name for each in dataclasses.fields(kind) if each.init]
+        own = attrgetter(*names, "__class__")
+
+        def replaced(it: object, /, **changes: Any) -> Any:
+            *values, made = own(it)
+            found = made(*map(changes.pop, names, values))
+            if changes:
+                raise TypeError(f"{made.__name__} has no fields {[*changes]}")
+            return found
+
+        return replaced
+
+    def replace(it: Any, /, **changes: Any) -> Any:
+        """Make another object of a data class."""
+        return it.__replace__(**changes)
+
     def _refuse(it: object, name: str, *_: object) -> None:
         raise dataclasses.FrozenInstanceError(f"field {name!r} cannot be changed")
 
@@ -164,7 +195,7 @@ else:
             found.__annotations__ = said
             for each in dataclasses.fields(found):
                 each.type = said.get(each.name, each.type)
-            found.__init__ = _initializer(found)
+            found.__init__, found.__replace__ = _initializer(found), _replacer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]
                 found.__repr__ = lambda it: _written(it, {name: getattr(it, name) for name in shown})

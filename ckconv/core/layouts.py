@@ -18,11 +18,10 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
-from ckconv.core.late import Flags, Floats, Index, NamedTuple, dataclass, np
+from ckconv.core.late import Flags, Floats, Index, NamedTuple, cached_property, dataclass, np, replace
 
 # Element and block types: one table for every format.
 #

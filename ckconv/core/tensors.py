@@ -10,13 +10,12 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.late import NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.layouts import DType, Kind, Layout, float32, plain, stored_order
 from ckconv.errors import InputError, UnsupportedError
 

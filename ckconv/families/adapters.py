@@ -7,13 +7,12 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import Axis, Kind as ElementKind, Layout, Strip, merged, plain, transposed
 from ckconv.core.tensors import (
     BY_BASE,

@@ -14,14 +14,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.late import NamedTuple, replace, table_of
 from ckconv.core.metadata import CONFIG_NAME, within
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import UsageError, an, quoted

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.late import NamedTuple, cached_property, dataclass
 from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP, SOFTPLUS, float32
 from ckconv.core.metadata import TARGET
 from ckconv.core.tensors import PARTS

@@ -6,11 +6,10 @@ import math
 import struct
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import F32, Axis, DType, Kind as Kinds, Layout, float32, merged, strip
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted

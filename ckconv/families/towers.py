@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from ckconv.core import layouts, metadata
 from ckconv.core.config import ModelConfig, config_differences, shortest_float32, worded_fields
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.late import NamedTuple, replace, table_of
 from ckconv.core.tensors import (
     PREFIX,
     ROPE_FREQUENCIES,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.core.late import replace
 from ckconv.core.metadata import opened
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import shown

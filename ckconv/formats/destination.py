@@ -6,13 +6,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import DTYPES, Kind
 from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import OPTIONS, Options, SetOption, asked

@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, in_file, quoted, shown

@@ -21,11 +21,11 @@ import math
 import tarfile
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, DType, Kind, of_ggml
 from ckconv.core.metadata import ARRAY, CONFIG_NAME, STRING, VALUE_TYPES
 from ckconv.core.tensors import Extent

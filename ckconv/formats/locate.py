@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from ckconv.core.late import replace
 from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, MAX_JSON, parse_shard_name as parse_part_name, shard_name

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ckconv.core.late import Cells, Index, Rows, np
+from ckconv.core.late import Cells, Index, Rows, np, replace
 from ckconv.core.layouts import Kind, Layout, plain
 from ckconv.core.tensors import Tensor
 from ckconv.io.files import Files

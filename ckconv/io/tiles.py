@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event, Lock, local
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ckconv.core.late import Floats, NamedTuple, Rows
+from ckconv.core.late import Floats, NamedTuple, Rows, replace
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files

@@ -8,12 +8,11 @@ import shlex
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import dataclass
+from ckconv.core.late import dataclass, replace
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
 from ckconv.core.metadata import TOKENIZER
 from ckconv.core.options import Options

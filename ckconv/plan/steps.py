@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckconv.core.late import Floats, NamedTuple, dataclass
+from ckconv.core.late import Floats, NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.layouts import DType, Layout
 from ckconv.core.metadata import SideFile
 from ckconv.core.options import Options

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.options import OPTIONS, Options, Records, Takes
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid

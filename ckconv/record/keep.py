@@ -6,11 +6,10 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple, np
+from ckconv.core.late import NamedTuple, np, replace
 from ckconv.core.metadata import beside as side_files_of
 from ckconv.core.options import Options, Records, asked
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex

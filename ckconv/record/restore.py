@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, plain
 from ckconv.core.options import Options, asked
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex

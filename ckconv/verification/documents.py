@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, zip_longest
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
+from ckconv.core.late import replace
 from ckconv.core.metadata import (
     CONFIG_NAME,
     PART,

@@ -11,13 +11,12 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
-from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, np
+from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, field, np, replace
 from ckconv.core.layouts import EXPONENTIALS, F32, merged, plain
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -13,12 +13,11 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import shortest_float32
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, cached_property
 from ckconv.core.metadata import beside, document_of, list_within, table_within, text_on_top, within
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.families.catalog import FAMILIES

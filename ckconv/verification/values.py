@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.core.late import Doubles, Floats, Index, NDArray, Rows
+from ckconv.core.late import Doubles, Floats, Index, NDArray, Rows, replace
 from ckconv.core.layouts import (
     BF16,
     COUNTED,

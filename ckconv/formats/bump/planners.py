@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import combinations, product
 from typing import Any, Protocol
 
+from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex

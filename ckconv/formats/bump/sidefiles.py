@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
+from ckconv.core.late import replace
 from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quoted

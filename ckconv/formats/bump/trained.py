@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
+from ckconv.core.late import replace
 from ckconv.core.layouts import F32, DType
 from ckconv.core.metadata import table_within
 from ckconv.core.options import Options

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.core.late import replace
 from ckconv.core.layouts import float32, headed, plain
 from ckconv.core.metadata import Value, scalar
 from ckconv.core.tensors import (

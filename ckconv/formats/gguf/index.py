@@ -6,7 +6,6 @@ import math
 import reprlib
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from ckconv.core.config import (
     modifiers_of,
     shortest_float32,
 )
+from ckconv.core.late import replace
 from ckconv.core.layouts import F32
 from ckconv.core.metadata import Value
 from ckconv.core.tensors import DroppedTensor, Extent, StoredTensor, TensorIndex, Tower

@@ -6,13 +6,13 @@ import json
 import shlex
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, NUMBERS, checked_number
+from ckconv.core.late import replace
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,

@@ -6,14 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple, np
+from ckconv.core.late import NamedTuple, np, replace
 from ckconv.core.layouts import DTYPES, DType, Kind, plain
 from ckconv.core.metadata import (
     CONFIG_NAME,

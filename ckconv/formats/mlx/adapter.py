@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import replace
 from ckconv.core.layouts import float32, plain, transposed
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted

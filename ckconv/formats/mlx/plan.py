@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, same_factors_always, scaled, without_sections, yarn_scale
-from ckconv.core.late import table_of
+from ckconv.core.late import cached_property, replace, table_of
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.options import Options

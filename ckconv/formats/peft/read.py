@@ -11,11 +11,11 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import replace
 from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import (
     Adapter,

@@ -6,12 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import dataclass
+from ckconv.core.late import dataclass, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata, within
 from ckconv.core.tensors import (
     Adapter,

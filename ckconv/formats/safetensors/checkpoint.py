@@ -7,12 +7,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
+from ckconv.core.late import cached_property, replace
 from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_key, text_of_card
 from ckconv.core.options import Options

@@ -6,7 +6,6 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ckconv.core.config import (
     scaled,
     scales_by_one,
 )
-from ckconv.core.late import NamedTuple, np
+from ckconv.core.late import NamedTuple, np, replace
 from ckconv.core.layouts import DTYPES
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value

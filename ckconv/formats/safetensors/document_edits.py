@@ -12,14 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
-from ckconv.core.late import table_of
+from ckconv.core.late import replace, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import (
     CONFIG_NAME,

@@ -6,13 +6,12 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core import tensors
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
 from ckconv.core.metadata import (
     CONFIG_NAME,
