@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -585,8 +584,7 @@ def _copied(extents: Iterable[Extent], place: int, files: Files) -> Iterator[mem
 
     They end where chunks of the file do that is written from ``place`` on: a system writes whole pages in less time.
     """
-    # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
-    buffer = memoryview(mmap.mmap(-1, CHUNK))
+    buffer = files.pages
     for path, offset, nbytes in extents:
         for begin in range(offset, offset + nbytes, READ_AHEAD):
             at, end = begin, min(begin + READ_AHEAD, offset + nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import stat
@@ -754,6 +755,14 @@ class Files:
         mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
         self.read_into(path, offset, mine)
         return mine
+
+    @cached_property
+    def pages(self) -> memoryview:
+        """A buffer of whole pages, for whoever reads through this object alone.
+
+        A copy to or from memory that starts inside a cache line costs a third more processor time.
+        """
+        return memoryview(mmap.mmap(-1, CHUNK))
 
     @cached_property
     def _buffers(self) -> tuple[bytearray, bytearray]:
