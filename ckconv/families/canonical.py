@@ -432,7 +432,7 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
     if kind.in_order and not tensor.packed:
         tensor = _cut(tensor, kind.shape, kind.first)
     else:
-        layout = stored_layout([kind], tensor.dtype)
+        layout = stored_layout((kind,), tensor.dtype)
         planes = tensor.planes
         if layout.whole_rows:
             planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in planes)

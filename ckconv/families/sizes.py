@@ -345,8 +345,9 @@ def _kind(part: Part, size: shapes.Size) -> Kind:
     return Kind(shape, shape, 0, tuple((n, math.prod(shape[at + 1 :])) for at, n in enumerate(shape)))
 
 
-def stored_layout(kinds: Sequence[Kind], dtype: DType, *, one: bool = False) -> Layout:
-    """Layout of canonical tensors of equal width in a shared stored tensor.
+@lru_cache(maxsize=FAMILIES_KEPT)
+def stored_layout(kinds: tuple[Kind, ...], dtype: DType, *, one: bool = False) -> Layout:
+    """Layout of canonical tensors of equal width in a shared stored tensor, one for all layers.
 
     Args:
         one: of a stack, so that a vector is a row.
@@ -369,7 +370,7 @@ def layout_in(stored: NameRule, sizes: Sizes, layer: int | None) -> tuple[tuple[
     Raises:
         AxesError: the parameters give no sizes.
     """
-    kinds = [sizes.kind(part, layer) for part in sizes.held(stored.parts)]
+    kinds = tuple([sizes.kind(part, layer) for part in sizes.held(stored.parts)])
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     whole, shape = kinds[0].whole, kinds[0].shape
     moved = whole != shape and sorted(whole) == sorted(shape)  # an axis of one element stands elsewhere
