@@ -97,6 +97,8 @@ class Pipeline:
         sources = (plan.index, *(adapter for adapter, _ in plan.index.adapters))
         #: A server sends the source, or an adapter.
         self._on_server = any(known[:2] in ELSEWHERE for each in sources for known in each.identities.values())
+        #: One thread does all of it.
+        self.alone = len(plan.files) == 1 and plan.files[0].nbytes <= ALONE
         self._parts = list(zip(plan.files, container.frames, paths, strict=True))
         self._reader = OutputReader(read)
 
@@ -118,9 +120,8 @@ class Pipeline:
             share_heap()
             # Two threads that import modules of one package in two orders wait for each other.
             import_module("ckconv.io.stored")
-        alone = len(numbers) == 1 and self._plan.files[numbers[0]].nbytes <= ALONE
-        self._pool = None if alone else threads(4 * count)
-        kept = self._verify and (alone or self._pool is not None)
+        self._pool = None if self.alone else threads(4 * count)
+        kept = self._verify and (self.alone or self._pool is not None)
         self._slow = {number: kept and self._has_slow(number) for number in numbers}
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()

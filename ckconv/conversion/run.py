@@ -435,7 +435,7 @@ class _Staged:
         for result, (_, frame, path) in zip(results, self._parts(), strict=True):
             if frame.header:
                 write_at(fds[path], frame.header(result.digest), 0)
-        pool = tiles.threads(1)
+        pool = None if pipeline.alone else tiles.threads(1)
         syncing = pool.submit(self._outputs.fds.sync) if pool else None
         try:
             verified = self._checked(pipeline, results)
