@@ -305,7 +305,14 @@ def _asks(family: Family, expression: Expression) -> Iterator[str] | frozenset[s
 
 
 def _pattern(family: Family, row: TensorRow, kind: str) -> str:
-    return canonical_pattern(family, row.name, "" if row.whole_name else kind)
+    return _of_rows(family)[row.name, kind]
+
+
+@lru_cache(maxsize=FAMILIES_KEPT)
+def _of_rows(family: Family) -> Mapping[tuple[str, str], str]:
+    """Name of a row, weight or bias -> canonical pattern."""
+    rows = [(row, kind) for row in family.tensors.values() for kind in ("weight", "bias")]
+    return {(row.name, kind): canonical_pattern(family, row.name, "" if row.whole_name else kind) for row, kind in rows}
 
 
 # -- Parts of a stored tensor in elements: shapes and places of rows ---------------------------------------------------
