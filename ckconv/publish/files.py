@@ -292,9 +292,10 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 def check_apart(targets: Iterable[Path]) -> None:
     """Check that no two outputs are one file, as links may make them."""
-    seen: dict[str, Path] = {}
+    seen, targets = dict[tuple[str, str], Path](), [*targets]
+    places = {parent: os.path.realpath(parent) for parent in {target.parent for target in targets}}
     for target in targets:
-        other = seen.setdefault(os.path.join(os.path.realpath(target.parent), target.name), target)
+        other = seen.setdefault((places[target.parent], target.name), target)
         if other is not target:
             raise OutputError("output.special", f"is the same file as {other}", path=target)
 
