@@ -39,7 +39,8 @@ else:
     import dataclasses
     from collections import _tuplegetter as getter
     from dataclasses import field
-    from operator import attrgetter
+    from itertools import repeat
+    from operator import attrgetter, call
     from types import FunctionType
 
     _new = tuple.__new__
@@ -142,8 +143,7 @@ else:
         setters = [vars(kind)[name].__set__ for name in names if "__slots__" in vars(kind)]
 
         def by_slots(it: object, values: tuple[Any, ...]) -> None:
-            for setter, value in zip(setters, values, strict=True):
-                setter(it, value)
+            list(map(call, setters, repeat(it), values))
 
         def by_names(it: object, values: tuple[Any, ...]) -> None:
             it.__dict__.update(zip(names, values, strict=True))
