@@ -90,8 +90,8 @@ def sampled(rows: int, columns: int, *, packed: bool, parts: int = 1) -> Index:
     first = np.arange(min(FIRST, count))
     if packed or count <= FIRST:
         return first
-    between = np.linspace(FIRST, rows - 1, min(max(BETWEEN, parts), count - FIRST), dtype=np.int64)
-    return np.concatenate([first, between])
+    number = min(max(BETWEEN, parts), count - FIRST)
+    return np.concatenate([first, FIRST + np.arange(number) * (rows - 1 - FIRST) // max(1, number - 1)])
 
 
 def disagreement(sample: Sample, files: Files) -> str:
