@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import stat
@@ -762,7 +761,9 @@ class Files:
 
         A copy to or from memory that starts inside a cache line costs a third more processor time.
         """
-        return memoryview(mmap.mmap(-1, CHUNK))
+        from mmap import mmap
+
+        return memoryview(mmap(-1, CHUNK))
 
     @cached_property
     def _buffers(self) -> tuple[bytearray, bytearray]:
