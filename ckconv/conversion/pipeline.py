@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from contextvars import copy_context
 from importlib import import_module
 from pathlib import Path
@@ -222,8 +223,8 @@ class Pipeline:
 
     def _write(self, number: int, fd: int, tiles: Tiles | None) -> Losses:
         file, losses = self._plan.files[number], Losses(self._plan)
-        with self._source.twin(self._most) as files:
-            write_file(fd, chunks(file, files, losses, tiles), file.nbytes, self._progress[self._paths[number]])
+        with self._source.twin(self._most) as files, closing(chunks(file, files, losses, tiles)) as made:
+            write_file(fd, made, file.nbytes, self._progress[self._paths[number]])
         return losses
 
     def _compare(self, path: Path, tiles: Tiles | None) -> Compared | None:

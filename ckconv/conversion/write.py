@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from itertools import chain, groupby, pairwise
@@ -521,7 +521,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 def chunks(
     file: OutputFile, files: Files, losses: Losses, tiles: Tiles | None = None, *, entries: bool = False
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """The bytes of a file's tensors, in order, without those in between.
 
     Args:
