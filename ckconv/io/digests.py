@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Self
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Self
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import unreadable
@@ -13,6 +13,9 @@ from ckconv.io.files import opened_regular
 from ckconv.io.tiles import threads
 from ckconv.system import read_into
 from ckconv.system.signals import check
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.

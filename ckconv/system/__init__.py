@@ -358,13 +358,13 @@ if TYPE_CHECKING or MOVES_OPEN:
 
     def peak_memory() -> int:
         """Bytes that this process held at most; 0 where the system does not say."""
+        with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
+            lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
         try:
             import resource
         except ImportError:  # WebAssembly
             return 0
-        with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
-            lines = Path("/proc/self/status").read_text("utf-8").splitlines()
-            return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
