@@ -49,8 +49,9 @@ class FileHash:
         """
         while until is None or self.nbytes < until:
             check()
-            if not self._buffer:
-                self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
+            most = HASHED_AT_ONCE if until is None else min(HASHED_AT_ONCE, until - self.nbytes)
+            if len(self._buffer) < most:
+                self._buffer = memoryview(bytearray(most))
             part = self._buffer if until is None else self._buffer[: until - self.nbytes]
             got = read_into(self._fd, part, self.offset + self.nbytes)
             if not got:

@@ -619,6 +619,7 @@ class Files:
         #: Path -> descriptor, the one used longest ago first.
         self._open: dict[Path, int] = {}
         self._seen: dict[Path, os.stat_result] = {}
+        self._buffers = [bytearray(), bytearray()]
 
     def fd(self, path: Path) -> int:
         """The descriptor of ``path``, open until too many others were asked for.
@@ -722,11 +723,11 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
-        theirs = self._buffers[1]
         for (path, at), (other, other_at), left in parts:
             while left:
                 mine = self.shown(path, at, left)
                 n = len(mine)
+                theirs = self._buffer(1, n)
                 self.read_into(other, other_at, memoryview(theirs)[:n])
                 if told:
                     told(n)
@@ -737,9 +738,10 @@ class Files:
 
     def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
         """Whether a run stored as several holds ``data`` from ``start`` on."""
-        meant, at, buffer = memoryview(data).cast("B"), 0, self._buffers[0]
+        meant, at = memoryview(data).cast("B"), 0
         for extent in cut(extents, start, start + len(meant)):
             for path, offset, n in extent_pieces(extent):
+                buffer = self._buffer(0, n)
                 self.read_into(path, offset, memoryview(buffer)[:n])
                 if not buffer.startswith(meant[at : at + n]):
                     return False
@@ -751,7 +753,8 @@ class Files:
 
         At least one, and at most ``nbytes`` or ``CHUNK``.
         """
-        mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
+        nbytes = min(nbytes, CHUNK)
+        mine = memoryview(self._buffer(0, nbytes))[:nbytes]
         self.read_into(path, offset, mine)
         return mine
 
@@ -765,10 +768,11 @@ class Files:
 
         return memoryview(mmap(-1, CHUNK))
 
-    @cached_property
-    def _buffers(self) -> tuple[bytearray, bytearray]:
-        """Two buffers that are used again: new memory costs more than the work."""
-        return bytearray(CHUNK), bytearray(CHUNK)
+    def _buffer(self, number: int, nbytes: int) -> bytearray:
+        """One of two buffers that are used again: new memory costs more than the work."""
+        if len(self._buffers[number]) < nbytes:
+            self._buffers[number] = bytearray(nbytes)
+        return self._buffers[number]
 
     def wait_for(self, extents: Iterable[Extent], start: int, stop: int) -> None:
         """Wait until these bytes of a run that is stored as several are there."""
