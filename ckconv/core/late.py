@@ -84,7 +84,7 @@ else:
             return found
 
     class cached_property:  # noqa: N801 - called as that of ``functools`` is
-        """Property that is computed once; no lock is taken for it, as Python 3.11 takes one."""
+        """Property that is computed once, without the lock of Python 3.11."""
 
         def __init__(self, computed: Any) -> None:
             self._computed, self._name, self.__doc__ = computed, computed.__name__, computed.__doc__

@@ -354,7 +354,9 @@ def _kind(part: Part, size: shapes.Size) -> Kind:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def stored_layout(kinds: tuple[Kind, ...], dtype: DType, *, one: bool = False) -> Layout:
-    """Layout of canonical tensors of equal width in a shared stored tensor, one for all layers.
+    """Layout of canonical tensors of equal width in a shared stored tensor.
+
+    It is one object for all layers of the same sizes.
 
     Args:
         one: of a stack, so that a vector is a row.

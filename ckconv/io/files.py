@@ -769,7 +769,7 @@ class Files:
         return memoryview(mmap(-1, CHUNK))
 
     def _buffer(self, number: int, nbytes: int) -> bytearray:
-        """One of two buffers that are used again: new memory costs more than the work."""
+        """One of two buffers, which are used again: new memory takes longer."""
         if len(self._buffers[number]) < nbytes:
             self._buffers[number] = bytearray(nbytes)
         return self._buffers[number]
