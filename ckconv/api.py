@@ -23,7 +23,7 @@ from ckconv.conversion.run import Report, make_folder, run, uploading
 from ckconv.conversion.sidefiles import late_files
 from ckconv.conversion.write import Watcher, arrays, watching
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NDArray, dataclass, field, replace
+from ckconv.core.lazy import NDArray, dataclass, field, replace
 from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ckconv.core import __version__, late
-from ckconv.core.late import table_of
+from ckconv.core import __version__, lazy
+from ckconv.core.lazy import table_of
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
@@ -243,7 +243,7 @@ print(inspect.cleandoc(" a\\n   b\\n  c\\n"), inspect.isfunction(inspect.cleando
     assert "exception calling callback" in done.stderr
 
 
-@pytest.mark.parametrize("made_by", [late.dataclass, dataclasses.dataclass])
+@pytest.mark.parametrize("made_by", [lazy.dataclass, dataclasses.dataclass])
 def test_a_data_class_is_what_the_standard_library_makes(made_by: Any) -> None:
     @made_by(frozen=True, slots=True)
     class Own:
@@ -284,7 +284,7 @@ def test_a_named_tuple_of_any_number_of_fields_is_made(count: int) -> None:
     """Constructors of few are there, that of more is one."""
     names = [f"field{at}" for at in range(count)]
     body = {"__annotations__": dict.fromkeys(names, int), "__module__": __name__, **({names[-1]: -1} if names else {})}
-    made = late.NamedTuple.__class__("Own", (late.NamedTuple,), body)
+    made = lazy.NamedTuple.__class__("Own", (lazy.NamedTuple,), body)
     values = tuple(range(count))
     assert (made(*values), made(**dict(zip(names, values, strict=True)))) == (values, values)
     assert made(*values[:-1]) == (*values[:-1], *[-1] * bool(count))
@@ -294,7 +294,7 @@ def test_a_named_tuple_of_any_number_of_fields_is_made(count: int) -> None:
 
 
 def test_an_expression_is_copied_before_it_is_compiled() -> None:
-    waiting = late.pattern("A(.)", re.IGNORECASE)
+    waiting = lazy.pattern("A(.)", re.IGNORECASE)
     for made in (copy.copy(waiting), copy.deepcopy(waiting), pickle.loads(pickle.dumps(waiting))):
         assert made.match("ab")[1] == "b"
 
@@ -317,7 +317,7 @@ def test_a_table_of_another_release_is_parsed_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = tmp_path / "some.toml"
     for release, value in [("1.0", 1), ("1.1", 2)]:
-        monkeypatch.setattr(late, "__version__", release)
+        monkeypatch.setattr(lazy, "__version__", release)
         path.write_text(f"a = {value}\n")
         os.utime(path, (0, 0))
         assert table_of(path) == {"a": value}

@@ -37,7 +37,7 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.options import Options, asked
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown

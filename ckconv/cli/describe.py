@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ckconv.cli.render import container, count, cut, printable, size
 from ckconv.conversion.planning import Target, judged
 from ckconv.core.config import SHARED_FIELDS
-from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
+from ckconv.core.lazy import NamedTuple, dataclass
 from ckconv.core.metadata import Card, document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown

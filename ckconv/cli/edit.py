@@ -9,7 +9,7 @@ import click
 
 from ckconv.cli import flags, render
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, origin_of, settings_of, told_elsewhere
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.errors import OutputError, UsageError, shown
 from ckconv.system.signals import interruptible, noted
 

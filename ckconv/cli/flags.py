@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from ckconv.cli.settings import PATH, Integer, forget_default, origin_of
-from ckconv.core.late import NamedTuple, replace
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.options import OPTIONS, Option, Options, Takes
 from ckconv.errors import InputError, UsageError, nearest, quoted
 from ckconv.formats import ALIASES, names

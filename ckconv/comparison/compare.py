@@ -20,8 +20,8 @@ from ckconv.comparison.verify import (
     with_flags,
 )
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.late import Floats, NDArray, Rows, dataclass, field, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
+from ckconv.core.lazy import Floats, NDArray, Rows, dataclass, field, np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

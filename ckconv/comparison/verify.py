@@ -17,8 +17,8 @@ from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in_one_run, watching
 from ckconv.core import __version__
-from ckconv.core.late import Floats, replace
 from ckconv.core.layouts import Kind
+from ckconv.core.lazy import Floats, replace
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, pieces_of, scalar
 from ckconv.core.options import Options, asked
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value

@@ -27,7 +27,7 @@ from ckconv.conversion.write import (
     payload,
     write_file,
 )
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import OutputError, shown
 from ckconv.io.files import Files, close_unwritten

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple, replace
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -21,7 +21,7 @@ from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.write import Losses, Watcher, holes, write_frames
 from ckconv.core import __version__, tensors
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.options import Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.catalog import is_name, own_files

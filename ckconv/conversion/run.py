@@ -37,7 +37,7 @@ from ckconv.conversion.write import (
     write_frames,
     write_stdout,
 )
-from ckconv.core.late import NamedTuple, dataclass, field, replace
+from ckconv.core.lazy import NamedTuple, dataclass, field, replace
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import ADDRESSES, CkconvError, InputError, OutputError, UsageError, VerifyError, counted, shown

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.late import NamedTuple, NDArray, np, replace
+from ckconv.core.lazy import NamedTuple, NDArray, np, replace
 from ckconv.core.metadata import SideFile, pieces_of
 from ckconv.core.tensors import Extent, TensorIndex, identity
 from ckconv.errors import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import Enum
 from typing import Any
 
-from ckconv.core.late import Floats, NamedTuple, NDArray, dataclass, field, np, replace
+from ckconv.core.lazy import Floats, NamedTuple, NDArray, dataclass, field, np, replace
 from ckconv.errors import InputError, an, quoted
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TypeVar
 
-from ckconv.core.late import Flags, Floats, Index, NamedTuple, cached_property, dataclass, np, replace
+from ckconv.core.lazy import Flags, Floats, Index, NamedTuple, cached_property, dataclass, np, replace
 
 # Element and block types: one table for every format.
 #

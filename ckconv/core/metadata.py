@@ -8,8 +8,8 @@ from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Any
 
-from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.layouts import Kind
+from ckconv.core.lazy import NamedTuple, dataclass
 from ckconv.core.tensors import StoredTensor, TensorIndex
 
 # Metadata values that say their type, and their bytes: those of GGUF.

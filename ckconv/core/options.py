@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.lazy import NamedTuple, dataclass
 
 
 class NamedTensor(Protocol):

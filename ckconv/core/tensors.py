@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ckconv.core.late import NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.layouts import DType, Kind, Layout, float32, plain, stored_order
+from ckconv.core.lazy import NamedTuple, cached_property, dataclass, field, replace
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import Axis, Kind as ElementKind, Layout, Strip, merged, plain, transposed
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

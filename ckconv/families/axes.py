@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.lazy import NamedTuple, dataclass
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64

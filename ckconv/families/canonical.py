@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import plain, shifted
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.tensors import (
     DroppedTensor,
     MetadataKind,

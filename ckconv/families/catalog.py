@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
-from ckconv.core.late import NamedTuple, replace, table_of
+from ckconv.core.lazy import NamedTuple, replace, table_of
 from ckconv.core.metadata import CONFIG_NAME, within
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import UsageError, an, quoted

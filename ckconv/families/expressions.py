@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckconv.core.config import LLAMA3_NUMBERS, MAX_LAYERS, llama3_candidates, shortest_float32, yarn_scale
-from ckconv.core.late import NamedTuple, np
+from ckconv.core.lazy import NamedTuple, np
 
 # -- Functions for expressions of family files, pure in their parameters -----------------------------------------------
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ckconv.core import metadata, tensors
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.families import catalog, schema
 from ckconv.families.keys import MLX_LM, TABLES_OF_ROPE, TRANSFORMERS, Parameter
 from ckconv.families.sizes import always, expected_layers, required, switches

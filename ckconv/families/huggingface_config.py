@@ -32,7 +32,7 @@ from ckconv.core.config import (
     without_yarn_default,
     yarn_scale,
 )
-from ckconv.core.late import NamedTuple, replace
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, LAYER_TABLE, text_key, text_on_top, text_table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError

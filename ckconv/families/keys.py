@@ -36,7 +36,7 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.families import merge
 from ckconv.families.expressions import Expression
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import pattern, table_of
+from ckconv.core.lazy import pattern, table_of
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
 from ckconv.families.expressions import Expression, ExpressionError, parse

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.metadata import THINKER, WHOLE
 from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
 from ckconv.families import axes as shapes, expressions, merge

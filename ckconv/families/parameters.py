@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckconv.core.config import MAX_LAYERS, ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import Value, array, scalar, text_on_top
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.late import NamedTuple, cached_property, dataclass
 from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP, SOFTPLUS, float32
+from ckconv.core.lazy import NamedTuple, cached_property, dataclass
 from ckconv.core.metadata import TARGET
 from ckconv.core.tensors import PARTS
 from ckconv.families import axes as shapes

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import F32, Axis, DType, Kind as Kinds, Layout, float32, merged, strip
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes, merge

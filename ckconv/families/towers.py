@@ -17,7 +17,7 @@ from typing import Any
 
 from ckconv.core import layouts, metadata
 from ckconv.core.config import ModelConfig, config_differences, shortest_float32, worded_fields
-from ckconv.core.late import NamedTuple, replace, table_of
+from ckconv.core.lazy import NamedTuple, replace, table_of
 from ckconv.core.tensors import (
     PREFIX,
     ROPE_FREQUENCIES,

@@ -10,7 +10,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.late import NamedTuple, pattern
+from ckconv.core.lazy import NamedTuple, pattern
 from ckconv.core.tensors import Tensor
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import opened
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import shown

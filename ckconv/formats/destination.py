@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import DTYPES, Kind
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
 from ckconv.core.options import OPTIONS, Options, SetOption, asked
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, parted, with_layer

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple, replace
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, in_file, quoted, shown

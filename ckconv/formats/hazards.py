@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, SETTINGS, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed

@@ -25,8 +25,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, DType, Kind, of_ggml
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import ARRAY, CONFIG_NAME, STRING, VALUE_TYPES
 from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, MAX_JSON, parse_shard_name as parse_part_name, shard_name

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
-from ckconv.core.late import cached_property
+from ckconv.core.lazy import cached_property
 from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, SideFile, card_of_keys, card_of_text, own_in_card
 from ckconv.core.tensors import Extent, Identity, MetadataKind, Tensor, TensorIndex, cut, identity
 from ckconv.errors import CkconvError, InputError, OutputError, quoted, shown, unreadable

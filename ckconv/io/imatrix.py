@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import Floats, NamedTuple, np
+from ckconv.core.lazy import Floats, NamedTuple, np
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import ByteSource, open_source, readable
 

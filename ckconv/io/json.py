@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckconv.core.late import NamedTuple, pattern
+from ckconv.core.lazy import NamedTuple, pattern
 from ckconv.errors import InputError, UnsupportedError, listed, quoted
 from ckconv.io.files import lfs_pointer, open_source
 

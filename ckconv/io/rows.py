@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.late import Cells, Floats, Index, Rows, np
 from ckconv.core.layouts import F32, F64, WIDENS_TO_F32, Box, DType, Kind, Layout, Strip, boxes, float32
+from ckconv.core.lazy import Cells, Floats, Index, Rows, np
 from ckconv.core.tensors import Delta, Merge, PackedMatrix, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ckconv.core.late import Cells, Index, Rows, np, replace
 from ckconv.core.layouts import Kind, Layout, plain
+from ckconv.core.lazy import Cells, Index, Rows, np, replace
 from ckconv.core.tensors import Tensor
 from ckconv.io.files import Files
 from ckconv.io.rows import PIECE, SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Lock, local
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ckconv.core.late import Floats, NamedTuple, Rows, replace
+from ckconv.core.lazy import Floats, NamedTuple, Rows, replace
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import dataclass, replace
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
+from ckconv.core.lazy import dataclass, replace
 from ckconv.core.metadata import TOKENIZER
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
-from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, F32, DType
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from ckconv.core.late import Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, EXPONENTIALS, F32, INTEGERS, DType
+from ckconv.core.lazy import Floats, NamedTuple, Rows, np
 from ckconv.core.metadata import GENERATION, TOKENIZER, root_of
 from ckconv.core.tensors import MetadataKind, Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import InputError, and_more, counted

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import Floats, NamedTuple, table_of
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
+from ckconv.core.lazy import Floats, NamedTuple, table_of
 from ckconv.core.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted, missing_package

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckconv.core.late import Floats, NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.layouts import DType, Layout
+from ckconv.core.lazy import Floats, NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.metadata import SideFile
 from ckconv.core.options import Options
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse

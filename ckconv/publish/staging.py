@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.lazy import NamedTuple, dataclass
 from ckconv.core.metadata import SideFile
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.io.files import close_unwritten, holds

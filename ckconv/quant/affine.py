@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckconv.core.late import Bytes, Flags, Floats, NamedTuple, Zeros, np
 from ckconv.core.layouts import DTYPES, F16, DType, holds
+from ckconv.core.lazy import Bytes, Flags, Floats, NamedTuple, Zeros, np
 from ckconv.quant import codec
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from ckconv.core.late import Blocks, Bytes, Floats, NDArray, Rows, np
 from ckconv.core.layouts import BF16, F16, F32, DType
+from ckconv.core.lazy import Blocks, Bytes, Floats, NDArray, Rows, np
 from ckconv.errors import CkconvError
 
 # -- Codes of a few bits: one bit stream a row, or words of 32 bits ----------------------------------------------------

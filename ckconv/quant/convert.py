@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, np
 from ckconv.core.layouts import (
     COUNTED,
     DTYPES,
@@ -39,6 +38,7 @@ from ckconv.core.layouts import (
     ambiguous,
     round_to,
 )
+from ckconv.core.lazy import Floats, NamedTuple, NDArray, Rows, np
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant, packed
 from ckconv.quant.codec import from_float32, libgguf, reduced, to_float32, transposed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.late import Bytes, Floats, NamedTuple, NDArray, Rows, np, replace
 from ckconv.core.layouts import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
+from ckconv.core.lazy import Bytes, Floats, NamedTuple, NDArray, Rows, np, replace
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant.codec import from_float32, pack, reduced, to_float32, transposed, unpack
 

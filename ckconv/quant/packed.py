@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from ckconv.core.late import Floats, Index, NamedTuple, Rows, np
 from ckconv.core.layouts import DTYPES, DType, Kind, e2m1, e4m3, e5m2, e8m0, round_to
+from ckconv.core.lazy import Floats, Index, NamedTuple, Rows, np
 from ckconv.quant.codec import looked_up, of_rows, pack, to_float32
 
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.

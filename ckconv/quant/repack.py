@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TypeVar
 
-from ckconv.core.late import Blocks, Bytes, Flags, Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, e4m3, holds
+from ckconv.core.lazy import Blocks, Bytes, Flags, Floats, NamedTuple, Rows, np
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine, codec, packed
 from ckconv.quant.affine import Affine, NewTile

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.late import NamedTuple, replace
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.options import OPTIONS, Options, Records, Takes
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid

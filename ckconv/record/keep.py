@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple, np, replace
+from ckconv.core.lazy import NamedTuple, np, replace
 from ckconv.core.metadata import beside as side_files_of
 from ckconv.core.options import Options, Records, asked
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex

@@ -14,7 +14,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Protocol
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, plain
+from ckconv.core.lazy import replace
 from ckconv.core.options import Options, asked
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted

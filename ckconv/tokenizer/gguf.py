@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, list_within, scalar, table_within, within
 from ckconv.core.tensors import TensorIndex
 from ckconv.tokenizer import gguf_words

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import Value, array, list_within, raw_array, scalar, table_within, within
 from ckconv.errors import is_text
 from ckconv.tokenizer.checkpoint import (

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.metadata import list_within, table_within, within
 from ckconv.errors import UnsupportedError
 

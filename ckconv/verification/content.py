@@ -16,7 +16,7 @@ from typing import Any
 from unicodedata import normalize
 
 from ckconv.core.config import CONFIG_KEYS
-from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.metadata import (
     CONFIG_NAME,
     SETTINGS,

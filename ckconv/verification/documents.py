@@ -15,7 +15,7 @@ from itertools import accumulate, zip_longest
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import (
     CONFIG_NAME,
     PART,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.core.late import Doubles, NDArray, Rows
 from ckconv.core.layouts import BF16, F16, DType
+from ckconv.core.lazy import Doubles, NDArray, Rows
 
 #: Blocks that gguf makes of values as llama-quantize does, some only where errors are not weighed.
 _SAME = frozenset({"Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})

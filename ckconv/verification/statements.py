@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.late import np
+from ckconv.core.lazy import np
 from ckconv.core.metadata import (
     CONFIG_NAME,
     GENERATION,

@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
-from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, field, np, replace
 from ckconv.core.layouts import EXPONENTIALS, F32, merged, plain
+from ckconv.core.lazy import Floats, NamedTuple, NDArray, Rows, dataclass, field, np, replace
 from ckconv.core.options import Options
 from ckconv.core.tensors import (
     PREFIX,

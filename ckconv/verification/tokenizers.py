@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import shortest_float32
-from ckconv.core.late import NamedTuple, cached_property
+from ckconv.core.lazy import NamedTuple, cached_property
 from ckconv.core.metadata import beside, document_of, list_within, table_within, text_on_top, within
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.families.catalog import FAMILIES

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.core.late import Doubles, Floats, Index, NDArray, Rows, replace
 from ckconv.core.layouts import (
     BF16,
     COUNTED,
@@ -32,6 +31,7 @@ from ckconv.core.layouts import (
     ambiguous,
     plain,
 )
+from ckconv.core.lazy import Doubles, Floats, Index, NDArray, Rows, replace
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import PackedMatrix, Role, Tensor, TensorIndex
 from ckconv.families.adapters import Change, changes_of

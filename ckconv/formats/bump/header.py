@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
-from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BUMP_CODES, F32, DType, Kind
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.tensors import HEAD, Checksum, Extent, with_layer
 from ckconv.errors import Faults, InputError, counted, listed, quoted
 from ckconv.formats.bump import slots

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind, without_sections
-from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.lazy import replace
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an

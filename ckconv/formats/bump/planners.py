@@ -9,8 +9,8 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any, Protocol
 
-from ckconv.core.late import replace
 from ckconv.core.layouts import DTYPES, F32, DType
+from ckconv.core.lazy import replace
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import an, and_more

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import HEAD, Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, an, counted, in_file, quoted

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.metadata import table_within, within
 from ckconv.core.options import Options
 from ckconv.errors import InputError, an, counted

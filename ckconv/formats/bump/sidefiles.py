@@ -17,7 +17,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import CONFIG_NAME, SideFile
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quoted

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, F32, DType, Kind, Layout, column_blocks, headed, plain, shifted
+from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, matrix_of
 from ckconv.families import catalog, names, schema, sizes
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, slides

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
-from ckconv.core.late import replace
 from ckconv.core.layouts import F32, DType
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import table_within
 from ckconv.core.options import Options
 from ckconv.core.tensors import EMBEDDING, HEAD, DroppedTensor, Extent, StoredTensor, TensorIndex, parse

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.core import __version__
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, table_within
 from ckconv.families import catalog, parameters, schema
 from ckconv.formats.bump import header, sidefiles, slots

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.late import replace
 from ckconv.core.layouts import float32, headed, plain
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import Value, scalar
 from ckconv.core.tensors import (
     BY_BASE,

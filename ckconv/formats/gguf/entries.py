@@ -19,8 +19,8 @@ from ckconv.core.config import (
     starts_behind,
     without_sections,
 )
-from ckconv.core.late import NamedTuple, Rows, np
 from ckconv.core.layouts import DTYPES, F32, F64, I64, DType, Kind, Layout, plain, shifted
+from ckconv.core.lazy import NamedTuple, Rows, np
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.tensors import (
     EMBEDDING,

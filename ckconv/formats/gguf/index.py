@@ -24,8 +24,8 @@ from ckconv.core.config import (
     modifiers_of,
     shortest_float32,
 )
-from ckconv.core.late import replace
 from ckconv.core.layouts import F32
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import Value
 from ckconv.core.tensors import DroppedTensor, Extent, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted

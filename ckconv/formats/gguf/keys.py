@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, NUMBERS, checked_number
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,

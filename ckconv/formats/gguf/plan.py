@@ -10,8 +10,8 @@ from functools import partial
 from struct import pack
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
-from ckconv.core.late import NamedTuple, cached_property, replace
 from ckconv.core.layouts import BF16, COUNTED, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind, plain
+from ckconv.core.lazy import NamedTuple, cached_property, replace
 from ckconv.core.metadata import CONFIG_NAME, Value, array as int_array, as_read, scalar
 from ckconv.core.tensors import (
     HEAD,

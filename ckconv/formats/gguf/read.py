@@ -12,8 +12,8 @@ from pathlib import Path
 from struct import Struct, error, unpack
 from typing import Any
 
-from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
 from ckconv.core.tensors import MAX_BYTES, Form, MetadataKind, StoredTensor, TensorIndex, chained, stored_tensors
 from ckconv.errors import Faults, InputError, counted, is_text, quoted

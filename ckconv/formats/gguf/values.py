@@ -10,7 +10,7 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 
-from ckconv.core.late import NamedTuple, dataclass, field, pattern, table_of
+from ckconv.core.lazy import NamedTuple, dataclass, field, pattern, table_of
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NamedTuple, np, replace
 from ckconv.core.layouts import DTYPES, DType, Kind, plain
+from ckconv.core.lazy import NamedTuple, np, replace
 from ckconv.core.metadata import (
     CONFIG_NAME,
     THINKER,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import replace
 from ckconv.core.layouts import float32, plain, transposed
+from ckconv.core.lazy import replace
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families import schema, towers

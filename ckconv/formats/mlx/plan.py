@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, same_factors_always, scaled, without_sections, yarn_scale
-from ckconv.core.late import cached_property, replace, table_of
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
+from ckconv.core.lazy import cached_property, replace, table_of
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.options import Options
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.core.late import replace
+from ckconv.core.lazy import replace
 from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.adapters import NUMBER, one_by_one, transposing

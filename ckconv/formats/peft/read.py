@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import replace
 from ckconv.core.layouts import Layout, Strip, merged
+from ckconv.core.lazy import replace
 from ckconv.core.tensors import (
     Adapter,
     AdapterModule,

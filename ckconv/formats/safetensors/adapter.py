@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import dataclass, replace
+from ckconv.core.lazy import dataclass, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata, within
 from ckconv.core.tensors import (
     Adapter,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
-from ckconv.core.late import cached_property, replace
 from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
+from ckconv.core.lazy import cached_property, replace
 from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_key, text_of_card
 from ckconv.core.options import Options
 from ckconv.core.tensors import (

@@ -19,8 +19,8 @@ from ckconv.core.config import (
     scaled,
     scales_by_one,
 )
-from ckconv.core.late import NamedTuple, np, replace
 from ckconv.core.layouts import DTYPES
+from ckconv.core.lazy import NamedTuple, np, replace
 from ckconv.core.options import Options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckconv.core.late import NamedTuple, pattern
 from ckconv.core.layouts import BY_SAFETENSORS, DType
+from ckconv.core.lazy import NamedTuple, pattern
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
-from ckconv.core.late import replace, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
+from ckconv.core.lazy import replace, table_of
 from ckconv.core.metadata import (
     CONFIG_NAME,
     GENERATION,

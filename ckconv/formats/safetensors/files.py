@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core import metadata
-from ckconv.core.late import NamedTuple
+from ckconv.core.lazy import NamedTuple
 from ckconv.core.options import PACKED
 from ckconv.core.tensors import StoredTensor, TensorIndex, chained
 from ckconv.errors import (

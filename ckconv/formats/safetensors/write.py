@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core import tensors
-from ckconv.core.late import NamedTuple, replace
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
+from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import (
     CONFIG_NAME,
     GENERATION,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ckconv.core.late import cached_property
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind, plain
+from ckconv.core.lazy import cached_property
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import HEAD, Extent, Tensor, matrix_of, parse
 from ckconv.families.towers import speech, speech_tensors

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, Layout, Strip, merged, plain
+from ckconv.core.lazy import Rows, np
 from ckconv.core.metadata import table_within, within
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError, and_more

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.core.late import Floats, Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, plain
+from ckconv.core.lazy import Floats, Rows, np
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import unpack

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, F16, F32, DType, Layout, Strip, merged, plain
+from ckconv.core.lazy import Rows, np
 from ckconv.core.metadata import within
 from ckconv.core.tensors import Array, StoredTensor
 from ckconv.errors import InputError

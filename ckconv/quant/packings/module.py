@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.late import Rows, np
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Kind, Layout, plain, transposed
+from ckconv.core.lazy import Rows, np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS, Triple
 from ckconv.quant.packed import INT, PARTS, Scheme, rows_of, scheme_of
