@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from ckconv.conversion.planning import at_work, judged, prepare, prepare_edit, prepare_tower
 from ckconv.conversion.run import Report, make_folder, run, uploading
-from ckconv.conversion.sidefiles import late_files
+from ckconv.conversion.sidefiles import last_files
 from ckconv.conversion.write import Watcher, arrays, watching
 from ckconv.core.config import ModelConfig
 from ckconv.core.lazy import NDArray, dataclass, field, replace
@@ -28,7 +28,7 @@ from ckconv.core.options import OPTIONS, Options, Takes
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, shown
 from ckconv.formats import hazards
-from ckconv.formats.destination import STDOUT, places_in
+from ckconv.formats.destination import STDOUT, targets_in
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io import StrPath, as_path
@@ -507,7 +507,7 @@ def convert(
         if place.parent is None:
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         statement = Path(attest) if attest is not None else None
-        late = late_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
+        last = last_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
         shared = None
         if lasting:
             from ckconv.conversion.cluster import sharing
@@ -516,7 +516,7 @@ def convert(
             request = requested(plan, place, source, source_format, adapters, verify=verify, force=force)
             shared = sharing(request, executor=executor, resume=resume, jobs=jobs)
         watcher = watching(progress)
-        report = run(plan, place, force=force, verify=verify, late=late, watcher=watcher, shared=shared)
+        report = run(plan, place, force=force, verify=verify, last=last, watcher=watcher, shared=shared)
         return upload.publish(report, watcher) if upload else report
 
 
@@ -534,10 +534,10 @@ def _into(
     from tempfile import TemporaryFile
 
     plan, place = prepare(source, STDOUT, to=to, source_format=source_format, adapters=adapters, options=options)
-    with TemporaryFile() as held:
-        report = run(plan, place, stdout=held.fileno(), watcher=watcher)
-        held.seek(0)
-        copyfileobj(held, target)
+    with TemporaryFile() as file:
+        report = run(plan, place, stdout=file.fileno(), watcher=watcher)
+        file.seek(0)
+        copyfileobj(file, target)
     return report
 
 
@@ -591,9 +591,9 @@ def batch(
     given = list(sources)
     for source in given:
         check_argument("a source", source, "StrPath")
-    places = places_in([as_path(source) for source in given], Path(into))
+    pairs = targets_in([as_path(source) for source in given], Path(into))
     make_folder(Path(into))
-    for source, (_, place) in zip(given, places, strict=True):
+    for source, (_, place) in zip(given, pairs, strict=True):
         try:
             yield source, convert(source, place, to=to, options=options, **more)
         except CkconvError as error:
@@ -672,9 +672,9 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    plan, place, late = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
+    plan, place, last = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
     in_place = target is None
-    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=watching(progress))
+    return run(plan, place, force=force or in_place, in_place=in_place, last=last, watcher=watching(progress))
 
 
 # The vision or audio tower of a model (``mmproj``), a file of its own.
@@ -706,8 +706,8 @@ def convert_tower(
     options = options or Options()
     check_values(options)
     plan, place = prepare_tower(source, target, options=options)
-    late = late_files(plan, place, checksums=checksums)
-    return run(plan, place, force=force, verify=verify, late=late, watcher=watching(progress))
+    last = last_files(plan, place, checksums=checksums)
+    return run(plan, place, force=force, verify=verify, last=last, watcher=watching(progress))
 
 
 @pythonic
@@ -749,10 +749,10 @@ def verify(
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
     with at_work(options.families, jobs):
         out = opened(as_path(path))
-        theirs = of_task(opened(as_path(source)), options.task) if source is not None else None
-        theirs = with_mmproj(theirs, mmproj) if theirs is not None and mmproj is not None else theirs
+        index = of_task(opened(as_path(source)), options.task) if source is not None else None
+        index = with_mmproj(index, mmproj) if index is not None and mmproj is not None else index
         checked = check_output(
-            as_path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress
+            as_path(path), out, index, options, adapters=adapters, weights=weights, progress=progress
         )
     return checked.found
 

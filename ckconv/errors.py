@@ -303,9 +303,9 @@ class Faults:
         The first one of a code gives the error its facts, later ones only their sentence.
         """
         if code in self._first:
-            kept = self._further.setdefault(code, [])
-            if len(kept) < MAX_LISTED:
-                kept.append(message)
+            further = self._further.setdefault(code, [])
+            if len(further) < MAX_LISTED:
+                further.append(message)
             else:
                 self._more[code] += 1
             return

@@ -33,7 +33,7 @@ FOUND = b"HTTP/1.1 206 Partial Content\r\nETag: x\r\nContent-Range: bytes 0-6553
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(http, "PAUSES", (0.0,))
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
+    monkeypatch.setattr(elsewhere, "_CACHE", elsewhere.RangeCache())
     with serving(Server(files={"/m.gguf": LLAMA.read_bytes()})) as found:
         yield found
 
@@ -274,7 +274,7 @@ def test_an_index_of_too_many_files_asks_for_none(server: Server, ckconv: Ckconv
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
 def test_many_files_take_little_memory(ranges: bool, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "KEPT", 1 << 20)
+    monkeypatch.setattr(elsewhere, "MAX_CACHED", 1 << 20)
     url = index(server, 200, 1 << 17)
     server.ranges = ranges
     tracemalloc.start()

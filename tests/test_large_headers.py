@@ -154,7 +154,7 @@ def test_tensors_that_are_not_kept_are_written_and_compared_as_those_that_are(
     source = tmp_path / "m.gguf"
     source.write_bytes(gguf([("general.architecture", "str", "unheard-of")], model))
     for kept in (1 << 17, 0):
-        monkeypatch.setattr(made, "KEPT", kept)
+        monkeypatch.setattr(made, "MAX_OBJECTS", kept)
         where = tmp_path / str(kept)
         where.mkdir()
         for target in ("m.gguf", "m/ --to gguf --max-shard-size 200", "a/ --to safetensors --names gguf"):

@@ -98,7 +98,7 @@ def test_a_pair_without_a_matrix_of_floats_is_refused_before_a_library_runs(
     monkeypatch.setattr(learn, "_ask", None)
 
     with pytest.raises(CkconvError, match="no matrix of F32, BF16, F16"):
-        learn._apart(tmp_path / "m.safetensors", tmp_path / "m.safetensors", tmp_path, [1])
+        learn._logit_distance(tmp_path / "m.safetensors", tmp_path / "m.safetensors", tmp_path, [1])
 
 
 def test_a_library_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv.cli.commands import main
 from ckconv.cli.flags import options_of
-from ckconv.core.options import OPTIONS, Option, Options, Records, Takes, asked
+from ckconv.core.options import OPTIONS, Option, Options, Records, Takes, given_options
 from ckconv.errors import UsageError
 from ckconv.formats.destination import destination, followable
 from ckconv.record.conversion import options_of as recorded_options
@@ -69,7 +69,7 @@ def test_a_flag_gives_the_value_that_a_program_gives(option: Option) -> None:
     options = parsed(*words)
 
     assert options == replace(Options(), **{option.name: value}) != Options()
-    assert [(given.flag, given.value) for given in asked(options)] == [(option.flag, value)]
+    assert [(given.flag, given.value) for given in given_options(options)] == [(option.flag, value)]
 
 
 @pytest.mark.parametrize("option", FLAGS, ids=lambda option: option.flag)

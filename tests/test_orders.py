@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ckconv.core.layouts import DTYPES, F16, F32, DType, Layout, plain, transposed
-from ckconv.core.tensors import Extent, Tensor, blocks_apart, cut, matrix_of
+from ckconv.core.tensors import Extent, Tensor, blocks_split, cut, matrix_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.axes import move, parse
 from ckconv.families.sizes import Kind, stored_layout
@@ -168,7 +168,7 @@ def test_blocks_go_along_where_their_values_stay_together(small_pieces: None, fo
         source = file_of(folder, f"part{n}", raw.tobytes(), kind, plain(*matrix_of(own.shape, kind)))
         runs.append(Run(source, Conversion(kind, kind), 0, source.layout.rows))
     layout = stored_layout(kinds, kind)
-    assert blocks_apart(kind, layout) == ""
+    assert blocks_split(kind, layout) == ""
     wanted = small.packed(values).tobytes()
 
     assert written(runs, layout) == wanted

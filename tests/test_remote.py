@@ -43,7 +43,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST", "PIECE"):
         monkeypatch.setattr(elsewhere, name, min(getattr(elsewhere, name), request.param))
-    monkeypatch.setattr(elsewhere, "KEPT", 8 * request.param)
+    monkeypatch.setattr(elsewhere, "MAX_CACHED", 8 * request.param)
 
 
 @pytest.mark.usefixtures("pieces")
@@ -263,7 +263,7 @@ def test_a_thread_that_is_not_to_be_had_is_the_systems(server: Server, monkeypat
 
     file = http.HttpFile(f"{server.url}/m.gguf")
     reader = elsewhere.RangeReader(file)
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
+    monkeypatch.setattr(elsewhere, "_CACHE", elsewhere.RangeCache())
     monkeypatch.setattr("ckconv.io.standins.threading.Thread.start", none)
     with pytest.raises(errors.OutputError, match="a thread cannot be started: can't start new thread") as caught:
         reader.read(0, 4, in_order=False)
@@ -278,7 +278,7 @@ def test_a_server_without_ranges_gives_every_file_once(server: Server, tmp_path:
 
 def test_what_failed_is_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     file = http.HttpFile(f"{server.url}/m.gguf")
-    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.RangeCache())
+    monkeypatch.setattr(elsewhere, "_CACHE", elsewhere.RangeCache())
     reader = elsewhere.RangeReader(file)
     really = file.fetch
 

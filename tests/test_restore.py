@@ -309,7 +309,7 @@ def test_contents_are_kept_once(tmp_path: Path, ckconv: Ckconv) -> None:
 def test_no_record_grows_without_bound(
     source: Path, tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
+    monkeypatch.setattr(keeping, "MAX_RECORD", 1000)
     kept = ["convert", source, tmp_path / "m.bump"]
     monkeypatch.setattr(keeping, "SHARE", 10**9)
     done = ckconv(*kept)
@@ -327,7 +327,7 @@ def test_no_record_grows_without_bound(
 def test_blocks_that_were_decoded_come_back_whatever_their_size(
     tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
+    monkeypatch.setattr(keeping, "MAX_RECORD", 1000)
     source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
     assert ckconv("convert", source, tmp_path / "m.bump", "--dequantize").code == 0
     assert ckconv("convert", tmp_path / "m.bump", tmp_path / "back.gguf").code == 0

@@ -31,7 +31,7 @@ def test_what_is_small_is_held_and_made_once() -> None:
 
 
 def test_what_is_large_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "HELD", 3)
+    monkeypatch.setattr(streamed, "MAX_IN_MEMORY", 3)
     text = side_file(lambda: halves(b"abcd"))
     assert isinstance(text, StreamedText)
     assert (len(text), digest_of(text)) == (4, sha256(b"abcd").hexdigest())
@@ -42,8 +42,8 @@ def test_what_is_large_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_beside_a_model_are_the_same_whether_they_are_held_or_not(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for held, name in ((streamed.HELD, "held"), (0, "streamed")):
-        monkeypatch.setattr(streamed, "HELD", held)
+    for held, name in ((streamed.MAX_IN_MEMORY, "held"), (0, "streamed")):
+        monkeypatch.setattr(streamed, "MAX_IN_MEMORY", held)
         out = tmp_path / name
         ckconv.convert(FIXTURES / source, f"{out}/", to="safetensors", checksums=True)
         ckconv.verify(out, FIXTURES / source)

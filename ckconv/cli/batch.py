@@ -25,12 +25,12 @@ from ckconv.cli.flags import (
     where_it_counts,
     writing_options,
 )
-from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
+from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origin_notes, origins, settings_of
 from ckconv.core import __version__
 from ckconv.core.options import OPTIONS, Options
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, UsageError, shown, unreadable
 from ckconv.formats import format_of
-from ckconv.formats.destination import places_in
+from ckconv.formats.destination import targets_in
 from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
 from ckconv.plan.steps import NewFile
@@ -136,7 +136,7 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
     """List the models, and the place of each."""
     if not sources:
         raise UsageError("usage", "nothing to convert: give SRC... or --from-file LIST")
-    return [Model(str(source), place) for source, place in places_in(sources, into)]
+    return [Model(str(source), place) for source, place in targets_in(sources, into)]
 
 
 def _line(model: Model, longest: int) -> str:
@@ -338,7 +338,7 @@ def convert(
     from ckconv.comparison.verify import found_there
     from ckconv.conversion.planning import prepare
     from ckconv.conversion.run import run
-    from ckconv.conversion.sidefiles import Facts, late_files, recorded
+    from ckconv.conversion.sidefiles import Facts, last_files, recorded
     from ckconv.publish.journal import bring_back
 
     declare(None)  # what was true of the model before
@@ -359,15 +359,15 @@ def convert(
     place = place._replace(typed=False)
     followed(Path(model.target), force=False, typed=False)
     facts = Facts(plan, adapters)
-    late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
+    last = last_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
     model.format, model.version = plan.format, plan.version or format_of(plan.format).version or None
     model.bytes = plan.nbytes
     left = {option.flag for option in OPTIONS if option.name in defaults - counting}
     found = {flag: origin for flag, origin in flags["origins"].items() if flag not in left}
-    plan = replace(plan, notes=(*told(found), *plan.notes))
+    plan = replace(plan, notes=(*origin_notes(found), *plan.notes))
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []
-    needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]
+    needed = [*(item.path for item in last), *(Path(model.target, name) for name in extra)]
     there: tuple[NewFile, ...] = ()
     try:
         there = found_there(plan, place, needed, recorded(facts, place))
@@ -388,7 +388,7 @@ def convert(
             force=flags["force"],
             verify=not flags["no_verify"],
             on_request=extra,
-            late=late,
+            last=last,
             watcher=line,
         )
     model.status, model.verified, model.notes = "converted", report.verified, [*report.plan.notes]

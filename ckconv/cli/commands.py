@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
+from ckconv.cli.settings import CONTEXT, common_options, flag_notes
 from ckconv.core import __version__
 from ckconv.errors import CkconvError, UsageError, nearest
 
@@ -50,9 +50,9 @@ class ReaderGone(Exception):
     """Nobody reads our stdout any more, which is their right."""
 
 
-def _told(ctx: click.Context, error: CkconvError) -> tuple[str, ...]:
+def _flag_notes(ctx: click.Context, error: CkconvError) -> tuple[str, ...]:
     """Flags from elsewhere, where they may be the reason of a refusal."""
-    return told_elsewhere(ctx.meta["ckconv.context"]) if error.exit_code in (2, 4) else ()
+    return flag_notes(ctx.meta["ckconv.context"]) if error.exit_code in (2, 4) else ()
 
 
 class Verbs(click.Group):
@@ -120,7 +120,7 @@ class Verbs(click.Group):
         except BrokenPipeError as error:
             raise ReaderGone from error
         except CkconvError as error:
-            error.details = (*error.details, *_told(ctx, error))
+            error.details = (*error.details, *_flag_notes(ctx, error))
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

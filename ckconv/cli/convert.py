@@ -31,15 +31,15 @@ from ckconv.cli.settings import (
     Sections,
     Settings,
     common_options,
+    flag_notes,
     forget_default,
     origins,
     page_option,
     settings_of,
-    told_elsewhere,
 )
 from ckconv.core.lazy import replace
 from ckconv.core.metadata import CONFIG_NAME, SideFile
-from ckconv.core.options import Options, asked
+from ckconv.core.options import Options, given_options
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import ON_STDOUT, Destination, named_by_directory, without_say_beside
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 #: Side file -> the flag that says where it goes.
-_PLACES = {CONFIG_NAME: "config_out", "weights_manifest.json": "manifest"}
+_NAMED = {CONFIG_NAME: "config_out", "weights_manifest.json": "manifest"}
 
 #: Flags of a source that is one model by itself.
 _OF_ONE_FILE = ("mmproj", "side_files_only", "resume", "cluster")
@@ -121,7 +121,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.cli.report import print_plan
     from ckconv.conversion.planning import TOWER_HINT, at_work, prepare, prepare_tower
     from ckconv.conversion.run import outputs_of, run, uploading
-    from ckconv.conversion.sidefiles import check_tower, late_files
+    from ckconv.conversion.sidefiles import check_tower, last_files
     from ckconv.formats.model import check_alone
 
     settings = settings_of(context)
@@ -163,7 +163,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         )
         for name in before - defaults:
             forget_default(context, name)
-        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes), origins=origins(context))
+        plan = replace(plan, notes=(*flag_notes(context), *plan.notes), origins=origins(context))
         short = "-q" in context.find_root().meta.get("ckconv.words", ())
         if plan.format == "mlx" and not options.quantize and short and sys.stderr.isatty():  # a person, used to mlx_lm
             say("ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n")
@@ -183,19 +183,19 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         if flags["dry_run"]:
             print_plan(plan, shown(dst), settings, tower=tower)
             return
-        places = {name: flags[key] for name, key in _PLACES.items() if flags[key]}
+        named_files = {name: flags[key] for name, key in _NAMED.items() if flags[key]}
         wanted = [MAP_NAME] if flags["with_map"] else []
         named = {"checksums": flags["checksums"], "record": flags["record"], "attest": flags["attest"]}
-        late = late_files(plan, target, adapters=adapters, **named)
-        late_of_tower = late_files(*tower, checksums=flags["checksums"]) if tower else ()
+        last = last_files(plan, target, adapters=adapters, **named)
+        last_of_tower = last_files(*tower, checksums=flags["checksums"]) if tower else ()
         if tower or flags["page"] is not None:
-            outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
+            outputs = outputs_of(plan, target, named=named_files, on_request=wanted, last=last)
         if tower:
-            check_tower(tower, outputs, late_of_tower, force=force)
+            check_tower(tower, outputs, last_of_tower, force=force)
         if flags["page"] is not None:
             from ckconv.cli.page import check_place
 
-            outputs += outputs_of(*tower, places={}, on_request=(), late=late_of_tower) if tower else []
+            outputs += outputs_of(*tower, named={}, on_request=(), last=last_of_tower) if tower else []
             check_place(flags["page"], outputs)
         shared = None
         if lasting:
@@ -214,9 +214,9 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 target,
                 force=force,
                 verify=not flags["no_verify"],
-                places=places,
+                named=named_files,
                 on_request=wanted,
-                late=late,
+                last=last,
                 stdout=sys.stdout.fileno() if dst in ON_STDOUT else None,
                 digests=settings.json or settings.verbose,
                 watcher=line,
@@ -238,7 +238,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         if tower:
             with ProgressLine(settings, str(beside)) as line:
                 checked = not flags["no_verify"]
-                done = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
+                done = run(*tower, force=force, verify=checked, last=last_of_tower, watcher=line)
             with noted():
                 first, beside_it = (report, done) if settings.json else (done, None)
                 _print(first, beside_it, settings, err=dst in ON_STDOUT)
@@ -278,9 +278,9 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
     from ckconv.plan.probe import products_are_exact
 
     for changes, flags, lost in _WAYS:
-        mine = {chosen.option.name for chosen in asked(plan.options)}
+        given = {chosen.option.name for chosen in given_options(plan.options)}
         idle = "dtype" in changes and plan.options.quantize
-        stays = mine.isdisjoint(changes) is ("pack" in changes)  # another layout, where one is asked for
+        stays = given.isdisjoint(changes) is ("pack" in changes)  # another layout, where one is asked for
         if stays or idle or ("dequantize" in changes and plan.options.dtype == "keep"):
             continue  # what was asked for stays
         try:
@@ -288,13 +288,13 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
         except CkconvError:
             continue
         if not other.refusals and other.engines != ():  # a file that no engine computes helps nobody
-            kept = (
+            warning = (
                 "" if other.record or not format_of(other.format).keeps_source else "; SRC cannot be restored from it"
             )
             if lost.startswith(_EXACT):
                 exact = products_are_exact(plan.index)
                 lost = lost.replace(_EXACT, _of_values(plan.options, exact=exact))
-            yield f"way out: {flags}: {size(other.nbytes)}, {lost}{kept}"
+            yield f"way out: {flags}: {size(other.nbytes)}, {lost}{warning}"
 
 
 def _of_values(options: Options, *, exact: bool) -> str:
@@ -303,8 +303,8 @@ def _of_values(options: Options, *, exact: bool) -> str:
         return f"values are rounded to the blocks of --quantize {options.quantize}"
     if options.dtype in ("f16", "bf16") and options.allow_lossy:
         return f"values are rounded to {options.dtype.upper()}"
-    said = _EXACT if exact else _ROUNDED
-    return said if options.dtype == "engine" else said.replace("FP32", options.dtype.upper().replace("F32", "FP32"))
+    text = _EXACT if exact else _ROUNDED
+    return text if options.dtype == "engine" else text.replace("FP32", options.dtype.upper().replace("F32", "FP32"))
 
 
 def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:

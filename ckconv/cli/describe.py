@@ -250,8 +250,8 @@ class Description:
 
     def _tensor_row(self, t: StoredTensor) -> tuple[object, ...]:
         shape = "x".join(map(str, t.shape))
-        places = (t.extent.nbytes, t.extent.offset, t.extent.path.name)
-        return ("tensor", t.name, self.canonical(t) or "-", t.dtype, shape, *places) + (
+        extent = (t.extent.nbytes, t.extent.offset, t.extent.path.name)
+        return ("tensor", t.name, self.canonical(t) or "-", t.dtype, shape, *extent) + (
             (self.hash_of(t),) if self.hashes else ()
         )
 
@@ -414,8 +414,8 @@ def as_rows(found: Overview) -> Iterator[tuple[str, object]]:
     yield "name", found.name
     yield "types", found.types
     yield "bits", f"{found.bits:.3f}"
-    said = (("context", found.context), ("tokenizer", found.tokenizer))
-    yield from ((key, value) for key, value in said if value)
+    rows = (("context", found.context), ("tokenizer", found.tokenizer))
+    yield from ((key, value) for key, value in rows if value)
     if found.template is not None:
         yield "chat_template", "yes" if found.template else "no"
     yield from (("template_does", text) for text in found.abilities)
@@ -429,8 +429,8 @@ def as_rows(found: Overview) -> Iterator[tuple[str, object]]:
 def _name(index: TensorIndex) -> str:
     """Name that the model has for itself, else that of its place."""
     own = index.metadata.get("model_name")
-    said = _value(index, "general.name") or (cut(own) if isinstance(own, str) else "")
-    return said or directory_name(index.path) or index.path.name
+    name = _value(index, "general.name") or (cut(own) if isinstance(own, str) else "")
+    return name or directory_name(index.path) or index.path.name
 
 
 def _value(index: TensorIndex, key: str) -> str:
@@ -453,9 +453,9 @@ def _label(index: TensorIndex) -> str:
         names |= {file_type(name): (name.upper(), base_type(name)) for name in recipe_names()}
     most = [name for name, _ in nbytes.most_common()[:2]]
     if number in names:
-        said, base = names[number]
-        if said != base or base not in most:  # the name of a mix, or of other types than there are
-            return said if base in most or not most else f"{said} (mostly {most[0]})"
+        title, base = names[number]
+        if title != base or base not in most:  # the name of a mix, or of other types than there are
+            return title if base in most or not most else f"{title} (mostly {most[0]})"
     total = sum(nbytes.values())
     shares = {name: 100 * nbytes[name] // total for name in most if 100 * nbytes[name] >= _SHOWN_SHARE * total > 0}
     return ", ".join(f"{name} {share} %" for name, share in shares.items()) if len(shares) > 1 else "".join(most[:1])
@@ -624,16 +624,16 @@ def repeated(tensors: Mapping[str, Tensor]) -> list[Row]:
         else:
             layers.setdefault((pattern.partition("{n}")[0], layer), []).append((pattern, tensor))
     alike: dict[tuple[str, object], list[int]] = {}
-    for (stack, layer), held in layers.items():
-        kind = tuple(sorted((pattern, t.dtype.name, t.shape) for pattern, t in held))
+    for (stack, layer), members in layers.items():
+        kind = tuple(sorted((pattern, t.dtype.name, t.shape) for pattern, t in members))
         alike.setdefault((stack, kind), []).append(layer)
     rows = []
     for (stack, _), numbers in alike.items():
-        held = layers[stack, numbers[0]]
-        types = ", ".join(dict.fromkeys(tensor.dtype.name for _, tensor in held))
+        members = layers[stack, numbers[0]]
+        types = ", ".join(dict.fromkeys(tensor.dtype.name for _, tensor in members))
         nbytes = sum(tensor.nbytes for number in numbers for _, tensor in layers[stack, number])
         times = f"{len(numbers)} x: " if len(numbers) > 1 else ""
-        rows.append(Row(f"{stack}{runs(numbers)}  {times}{counted(len(held), 'tensor')}", types, "", nbytes))
+        rows.append(Row(f"{stack}{runs(numbers)}  {times}{counted(len(members), 'tensor')}", types, "", nbytes))
     return [*alone[:1], *rows, *alone[1:]]
 
 

@@ -103,7 +103,7 @@ def _print(
     retyped = f" ({len(found.retyped)} stored in another type)" if found.retyped else ""
     lines = [f"{shown(a)}  {shown(b)}", _verdict(found), f"  {counted(found.equal, 'tensor')} equal{retyped}"]
     if settings.verbose:
-        lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]
+        lines += [f"    {name}  {one} | {other}" for name, one, other in found.retyped]
     within = f" by at most the tolerance of {found.tolerance:g}"
     for items, how in ((found.near, within), (found.different, "")):
         if items:
@@ -116,9 +116,9 @@ def _print(
             lines.append(f"  {len(names)} only in {shown(path)}")
             lines += [f"    {label(name)}" for name in names[: None if settings.verbose else _SHOWN]]
             lines += _rest(len(names), settings)
-    lines += [f"  config {name}: {ours} | {theirs}" for name, (ours, theirs) in found.config.items()]
+    lines += [f"  config {name}: {one} | {other}" for name, (one, other) in found.config.items()]
     first = found.facts[: None if settings.verbose else _SHOWN]
-    lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in first]
+    lines += [f"  {fact.name}: {fact.found or 'missing'} | {fact.meant or 'missing'}" for fact in first]
     lines += _rest(len(found.facts), settings)
     if found.unknown:
         lines.append(f"  only the tensors can be compared: {found.unknown}")

@@ -8,7 +8,7 @@ from shlex import quote
 import click
 
 from ckconv.cli import flags, render
-from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, origin_of, settings_of, told_elsewhere
+from ckconv.cli.settings import CONTEXT, PATH, common_options, flag_notes, forget_default, origin_of, settings_of
 from ckconv.core.lazy import replace
 from ckconv.errors import OutputError, UsageError, shown
 from ckconv.system.signals import interruptible, noted
@@ -62,15 +62,15 @@ def command(
     if (dst is None) != in_place:
         raise UsageError("usage", "give either DST or --in-place", hint="ckconv edit --help")
     with interruptible(last=True):
-        plan, place, late = prepare_edit(src, dst, set_meta=flags.pairs_of(set_meta), drop_meta=drop_meta)
-        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
+        plan, place, last = prepare_edit(src, dst, set_meta=flags.pairs_of(set_meta), drop_meta=drop_meta)
+        plan = replace(plan, notes=(*flag_notes(context), *plan.notes))
         plan.check()
         if dry_run:
             print_plan(plan, dst or str(src), settings)
             return
         with render.ProgressLine(settings, dst or str(src)) as line:
             try:
-                report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
+                report = run(plan, place, force=force or in_place, in_place=in_place, last=last, watcher=line)
             except OutputError as error:
                 if error.code == "output.is-input" and error.path and src.is_file() and src.samefile(error.path):
                     changes = [f"--set-meta {quote(text)}" for text in set_meta]

@@ -369,8 +369,8 @@ def defaults_of(
         value = [value] if flags[key].multiple and isinstance(value, str) else value
         _take(found, flags[key], Default(_as_typed(flags[key], value, key, origin), origin))
 
-    file, asked, told = _file(), _preset(arguments) or before, os.environ.get(f"{_PREFIX}PRESET", "")
-    preset = asked or told
+    file, by_flag, by_env = _file(), _preset(arguments) or before, os.environ.get(f"{_PREFIX}PRESET", "")
+    preset = by_flag or by_env
     if file is not None:
         presets = _tables(file, _PRESET)
         if preset and preset not in presets:
@@ -387,7 +387,7 @@ def defaults_of(
                 elif table == command.name:
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
     elif preset:
-        where = f"--{_PRESET} {quoted(asked)}" if asked else f"{_PREFIX}PRESET={quoted(told)}"
+        where = f"--{_PRESET} {quoted(by_flag)}" if by_flag else f"{_PREFIX}PRESET={quoted(by_env)}"
         none = f"there is no {FILE} and no {_TABLE}] in {PROJECT}, here or above"
         empty = os.environ.get(_CONFIG) == ""
         raise _fault(where, f"{_CONFIG} is empty, so no file with presets is read" if empty else none)

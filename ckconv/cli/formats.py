@@ -45,7 +45,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.releases import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
-    from ckconv.formats.destination import kept_types
+    from ckconv.formats.destination import passed_types
     from ckconv.quant.convert import decodable
 
     if resolved:
@@ -69,7 +69,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
             raise _no_family(family)
         context.with_resource(own_families([Path(family)]))
     engines = table_of_types()
-    kept, adapters = kept_types(), list(adapter_outputs())
+    passed, adapters = passed_types(), list(adapter_outputs())
     sources = [format.name for format in FORMATS if format.read is not None]
     targets = [output.name for output in model_outputs()]
 
@@ -80,7 +80,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
                 "writes": [output.name for format in FORMATS for output in format.outputs],
                 "directions": [
                     {"from": source, "to": target, "keeps_blocks": list(types)}
-                    for (source, target), types in kept.items()
+                    for (source, target), types in passed.items()
                 ],
                 "adapters": adapters,
                 "architectures": [
@@ -93,8 +93,8 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
                     for f in FAMILIES.values()
                 ],
                 "bump5_families": [
-                    {"name": name, "template": template, "engines": said}
-                    for name, (template, said) in table_of_families().items()
+                    {"name": name, "template": template, "engines": runs}
+                    for name, (template, runs) in table_of_families().items()
                 ],
                 "bump5_mixes": [
                     {"engine": release, "template": circuit or None, "refused": what}
@@ -124,12 +124,12 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         "  from         " + "".join(f"  {target:>4}" for target in targets),
     ]
     for source in sources:
-        counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in targets)
+        counts = ("all" if source == to else str(len(passed[source, to]) or "-") for to in targets)
         lines.append(
             f"  {source:<13}" + "".join(f"  {n:>{max(len(to), 4)}}" for n, to in zip(counts, targets, strict=True))
         )
     lines += [
-        f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
+        f"  to mlx and back: {', '.join(passed['mlx', 'gguf'])}, where every number fits",
         f"adapters: between {', '.join(adapters)}, and merged into a model during its conversion",
         "",
         "architectures",
@@ -154,7 +154,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     lines += ["", "bump 5, refused in one layer, by --engine"]
     lines += [f"  {release:<8} {circuit or 'all others':<12} {what}" for release, circuit, what in table_of_mixes()]
     lines += ["", "bump 5 by family: the types of matrices that were run, by --engine"]
-    for name, (template, said) in table_of_families().items():
+    for name, (template, runs) in table_of_families().items():
         lines.append(f"  {name:<10} as {template}")
-        lines += [f"    {release:<8} {what}" for release, what in said.items()]
+        lines += [f"    {release:<8} {what}" for release, what in runs.items()]
     print_report_lines(lines, settings_of(context))

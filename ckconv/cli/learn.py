@@ -94,7 +94,7 @@ def command(
         raise UsageError("usage.flag", f"--confirm {wrong}: KEY={'|'.join(_ANSWERS)} expected")
     with interruptible(), tempfile.TemporaryDirectory(prefix=".ckconv-learn-", dir=output.parent) as folder:
         found = learn(
-            [(ours, _gguf_of(theirs, Path(folder))) for ours, theirs in zip(models[::2], models[1::2], strict=True)],
+            [(ours, _gguf_of(gguf, Path(folder))) for ours, gguf in zip(models[::2], models[1::2], strict=True)],
             output.stem,
             base=base,
             rows=rows,
@@ -131,7 +131,7 @@ def _print(found: LearnedFamily, output: Path, settings: Settings, *, checked: b
     forth, back = found.checked[0].forth, found.checked[0].back
     tensors = f"{found.traced}/{found.total} tensors traced"
     lines = [f"{shown(output)}  extends {found.family}, {tensors}, {found.same} kinds as there"]
-    blocks = any(way.apart for each in found.checked for way in (each.forth, each.back))
+    blocks = any(way.distance for each in found.checked for way in (each.forth, each.back))
     what = "by names and shapes" if not checked else "near the blocks' values" if blocks else "byte for byte"
     for number, each in enumerate(found.checked, 1):
         forth, back = each.forth, each.back
@@ -181,7 +181,7 @@ def _document(found: LearnedFamily, output: Path) -> dict[str, Any]:
                     "tensors": one.tensors,
                     "of": one.total,
                     "near": len(one.near),
-                    "apart": one.apart,
+                    "apart": one.distance,
                     "keys": one.keys,
                     "of_keys": one.of,
                 }

@@ -209,11 +209,11 @@ class Cell(NamedTuple):
 
 def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
     """SVG map: a row per role, a column per layer (-1: outside of layers)."""
-    places = {layer: _NAMES + _CELL * n for n, layer in enumerate(layers)}
-    places[-1] = _NAMES
+    columns = {layer: _NAMES + _CELL * n for n, layer in enumerate(layers)}
+    columns[-1] = _NAMES
     wide, high = _NAMES + _CELL * max(len(layers), 1) + 2, _CELL * (len(rows) + 1) + 4
     parts = [
-        f'<text x="{places[layer] + _CELL / 2:.0f}" y="14" text-anchor="middle">{layer}</text>'
+        f'<text x="{columns[layer] + _CELL / 2:.0f}" y="14" text-anchor="middle">{layer}</text>'
         for n, layer in enumerate(layers)
         if n % 5 == 0
     ]
@@ -221,9 +221,9 @@ def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
         y = _CELL * number
         parts.append(f'<text x="0" y="{y + 15}">{escape(role)}</text>')
         for layer, cell in cells.items():
-            parts.append(_box(places[layer], y, _CELL, _CELL, cell.look, cell.title))
+            parts.append(_box(columns[layer], y, _CELL, _CELL, cell.look, cell.title))
             if cell.mark:
-                x = places[layer] + _CELL / 2
+                x = columns[layer] + _CELL / 2
                 parts.append(f'<text x="{x:.0f}" y="{y + 15}" text-anchor="middle">{escape(cell.mark)}</text>')
     return f'<svg width="{wide}" height="{high}">{"".join(parts)}</svg>'
 
@@ -267,7 +267,7 @@ def _legend(grounds: Mapping[str, str]) -> str:
 def _treemap(index: TensorIndex, grounds: Mapping[str, str]) -> str:
     """Bytes as areas: layers are columns, roles are boxes."""
     columns: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-    said: dict[tuple[str, str, str], Tensor] = {}
+    samples: dict[tuple[str, str, str], Tensor] = {}
     for name, tensor in index.everything.items():
         pattern, layer, _ = parse(name)
         group = f"layer {layer}" if layer is not None else OUTSIDE.get(name, "other")
@@ -275,7 +275,7 @@ def _treemap(index: TensorIndex, grounds: Mapping[str, str]) -> str:
             role_of(pattern) if layer is not None and len(tensor.shape) > 1 else VECTORS if layer is not None else name
         )
         columns[group][role, tensor.dtype.name] += tensor.nbytes
-        said[group, role, tensor.dtype.name] = tensor
+        samples[group, role, tensor.dtype.name] = tensor
     total = sum(sum(column.values()) for column in columns.values()) or 1
     ends = {"embedding": -1, "other": 1, "head": 2}
     x, parts = 0.0, []
@@ -283,7 +283,7 @@ def _treemap(index: TensorIndex, grounds: Mapping[str, str]) -> str:
         wide, y = _WIDTH * sum(column.values()) / total, 0.0
         for (role, dtype), nbytes in column.items():
             high = _HEIGHT * nbytes / (sum(column.values()) or 1)
-            shape = " x ".join(map(str, said[group, role, dtype].shape))
+            shape = " x ".join(map(str, samples[group, role, dtype].shape))
             title = f"{group}, {role}: {dtype}, {shape}, {size(nbytes)}"
             parts.append(_box(x, y, wide, high, f'class="{grounds[dtype]}"', title))
             label = f"{OUTSIDE.get(role, role)} {dtype}"
@@ -675,10 +675,10 @@ def _differences(found: Comparison, names: Sequence[str]) -> Iterator[str]:
     for only, name in zip(found.only, names, strict=True):
         if only:
             yield from _long(f"{counted(len(only), 'tensor')} only in {name}", ("tensor",), [(each,) for each in only])
-    said = [(name, str(ours), str(theirs)) for name, (ours, theirs) in found.config.items()]
-    said += [(fact.name, fact.mine or "missing", fact.meant or "missing") for fact in found.facts]
-    if said:
-        yield from _long(f"{counted(len(said), 'other difference')}", ("what", *names), said)
+    others = [(name, str(one), str(other)) for name, (one, other) in found.config.items()]
+    others += [(fact.name, fact.found or "missing", fact.meant or "missing") for fact in found.facts]
+    if others:
+        yield from _long(f"{counted(len(others), 'other difference')}", ("what", *names), others)
 
 
 def _errors(item: Difference) -> list[str]:

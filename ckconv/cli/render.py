@@ -193,15 +193,15 @@ def print_report_lines(lines: Iterable[str], settings: Settings, *, err: bool = 
 def _write(parts: Iterable[str], *, err: bool) -> None:
     """Write a text of any length, some of it at a time."""
     write = say if err else sys.stdout.write
-    held: list[str] = []
+    buffer: list[str] = []
     length = 0
     for part in (whole[at : at + _MOST] for whole in parts for at in range(0, len(whole), _MOST)):
-        held.append(part)
+        buffer.append(part)
         length += len(part)
-        if len(held) == _AT_ONCE or length > _MOST:
-            write("".join(held))
-            held, length = [], 0
-    write("".join(held))
+        if len(buffer) == _AT_ONCE or length > _MOST:
+            write("".join(buffer))
+            buffer, length = [], 0
+    write("".join(buffer))
     if not err:
         sys.stdout.flush()
 

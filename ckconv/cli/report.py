@@ -282,8 +282,8 @@ def _action_lines(plan: Plan) -> list[str]:
 
 def _decoded_to_fewer_bits(plan: Plan) -> bool:
     """Whether blocks are decoded to a type that rounds them."""
-    asked = plan.options.dtype not in ("engine", "keep")  # what nobody asks for is exact
-    return asked and any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
+    requested = plan.options.dtype not in ("engine", "keep")  # what nobody asks for is exact
+    return requested and any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
 
 
 def _layout_line(plan: Plan) -> str:

@@ -72,12 +72,12 @@ def origins(context: click.Context) -> dict[str, str]:
     return {each.opts[-1]: found[each.name] for each in context.command.params if each.name in found}
 
 
-def told_elsewhere(context: click.Context) -> tuple[str, ...]:
+def flag_notes(context: click.Context) -> tuple[str, ...]:
     """Notes on flags set by the environment or a file."""
-    return told(origins(context))
+    return origin_notes(origins(context))
 
 
-def told(found: Mapping[str, str]) -> tuple[str, ...]:
+def origin_notes(found: Mapping[str, str]) -> tuple[str, ...]:
     """Note on flags and the origins of their values."""
     words = [f"{flag} ({origin})" for flag, origin in found.items()]
     return (f"not from the command line: {', '.join(words)}",) if words else ()

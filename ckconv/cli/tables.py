@@ -222,16 +222,16 @@ def _tensors(console: Console, d: Description) -> None:
 def _columns(console: Console, *columns: Column) -> None:
     """A table that fits by leaving columns out; what stays is never folded."""
     columns = tuple(c._replace(cells=[printable(cell) for cell in c.cells]) for c in columns)
-    kept = [*columns]
-    while sum(c.width + _GAP for c in kept) - _GAP > console.width and any(c.leaves for c in kept):
-        kept.remove(max(kept, key=lambda c: c.leaves))
+    shown = [*columns]
+    while sum(c.width + _GAP for c in shown) - _GAP > console.width and any(c.leaves for c in shown):
+        shown.remove(max(shown, key=lambda c: c.leaves))
 
     def line(values: Sequence[str]) -> str:
-        texts = (f"{v:>{c.width}}" if c.right else f"{v:<{c.width}}" for v, c in zip(values, kept, strict=True))
+        texts = (f"{v:>{c.width}}" if c.right else f"{v:<{c.width}}" for v, c in zip(values, shown, strict=True))
         return (" " * _GAP).join(texts).rstrip()
 
-    console.print(Text(line([c.title for c in kept]), style="bold"), soft_wrap=True)
-    for row in zip(*(c.cells for c in kept), strict=True):
+    console.print(Text(line([c.title for c in shown]), style="bold"), soft_wrap=True)
+    for row in zip(*(c.cells for c in shown), strict=True):
         console.print(Text(line(row)), soft_wrap=True)
 
 

@@ -25,11 +25,11 @@ from ckconv.cli.settings import (
     Sections,
     Settings,
     common_options,
+    flag_notes,
     force_option,
     forget_default,
     page_option,
     settings_of,
-    told_elsewhere,
 )
 from ckconv.comparison.verify import Proofs, Rebuild, check_output, rebuild
 from ckconv.conversion.planning import at_work, prepare, prepare_tower
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckconv.plan.steps import Plan
 
 #: Side file -> the flag that says where it is.
-_PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
+_NAMED = {"config.json": "config", "weights_manifest.json": "manifest"}
 
 #: Errors after which nothing can be said about the output, because it could not be opened.
 _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unreadable")
@@ -107,7 +107,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
         # Held against its source, a file that cannot even be read is a failed verification.
         raise VerifyError.of(error) from error
     names = (shown(path), shown(src) if src else None)
-    named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
+    named = {name: flags[flag] for name, flag in _NAMED.items() if flags[flag]}
     rebuilt = _rebuilt(path, src, out, flags, named, settings) if flags["rebuild"] else None
     defaults = default_options(context)
     before = set(defaults)
@@ -134,7 +134,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     found_of = {name: [numberless(index), equal_tokens_of(index), *ids_beyond(index)] for name, index in opened_ones}
     for name in before - defaults:
         forget_default(context, name)
-    notes = [*told_elsewhere(context)]
+    notes = [*flag_notes(context)]
     notes += ["the text model alone: the tower of the source is not in it"] if found.without_tower else []
     notes += [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
     if settings.json:
@@ -200,10 +200,10 @@ def _rebuilt(
         raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")
     options, adapters = options_of(flags), adapters_of(flags)
 
-    def again(target: str, to: str, asked: Options) -> tuple[Plan, Destination]:
+    def again(target: str, to: str, options: Options) -> tuple[Plan, Destination]:
         if out.facts.get("kind") == "mmproj":
-            return prepare_tower(src, target, options=asked)
-        return prepare(src, target, to=to, source_format=flags["source_format"], adapters=adapters, options=asked)
+            return prepare_tower(src, target, options=options)
+        return prepare(src, target, to=to, source_format=flags["source_format"], adapters=adapters, options=options)
 
     with ProgressLine(settings, str(path)) as line:
         return rebuild(

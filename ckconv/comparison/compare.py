@@ -186,14 +186,14 @@ class Comparison:
             "same": self.same,
             "equal": self.equal,
             "tolerance": self.tolerance,
-            "retyped": [{"tensor": name, "a": ours, "b": theirs} for name, ours, theirs in self.retyped],
+            "retyped": [{"tensor": name, "a": a, "b": b} for name, a, b in self.retyped],
             "near": [item.to_dict() for item in self.near],
             "different": [item.to_dict() for item in self.different],
             "only_in_a": list(self.only[0]),
             "only_in_b": list(self.only[1]),
-            "config": {name: {"a": ours, "b": theirs} for name, (ours, theirs) in self.config.items()},
+            "config": {name: {"a": a, "b": b} for name, (a, b) in self.config.items()},
             "weights_only": self.weights,
-            "facts": [{"name": fact.name, "a": fact.mine, "b": fact.meant} for fact in self.facts],
+            "facts": [{"name": fact.name, "a": fact.found, "b": fact.meant} for fact in self.facts],
             "not_compared": self.unknown or None,
             "uncompared": list(self.uncompared),
         }
@@ -233,37 +233,37 @@ def diff(
         a, b = a.as_container, b.as_container  # one of them contradicts its family's rules, or names no known one
     a, b = parted_alike(a, b), parted_alike(b, a)
     with Files({**a.identities, **b.identities}) as files:
-        ours, theirs = _tensors(a, files), _tensors(b, files)
+        of_a, of_b = _tensors(a, files), _tensors(b, files)
         if a.format == b.format:  # what rules leave out for others has the same names in both
-            ours, theirs = _with(ours, _beside(a, b)), _with(theirs, _beside(b, a))
-        ours = _without_derived(_without_placeholders(ours, theirs, files), theirs, b, files)
-        theirs = _without_derived(_without_placeholders(theirs, ours, files), ours, a, files)
+            of_a, of_b = _with(of_a, _beside(a, b)), _with(of_b, _beside(b, a))
+        of_a = _without_derived(_without_placeholders(of_a, of_b, files), of_b, b, files)
+        of_b = _without_derived(_without_placeholders(of_b, of_a, files), of_a, a, files)
         equal, retyped = 0, list[tuple[str, str, str]]()
         different: list[Difference] = []
         near: list[Difference] = []
-        for name, mine in ours.items():
-            if name not in theirs:
+        for name, one in of_a.items():
+            if name not in of_b:
                 continue
             tell(0, name)
-            other = theirs[name]
-            found = _compare(mine, other, (_shift(a, mine), _shift(b, other)), files, tell, spread=spread)
-            if found is None and not _alike_before(mine, a, other, b, files):
-                found = incomparable(mine, other, "what stands before its elements")
+            other = of_b[name]
+            found = _compare(one, other, (_shift(a, one), _shift(b, other)), files, tell, spread=spread)
+            if found is None and not _alike_before(one, a, other, b, files):
+                found = incomparable(one, other, "what stands before its elements")
             if found is not None:
                 (near if tolerance and not found.reason and found.relative_error <= tolerance else different).append(
                     found
                 )
                 continue
             equal += 1
-            if mine.dtype.name != other.dtype.name:
-                retyped.append((name, mine.dtype.name, other.dtype.name))
+            if one.dtype.name != other.dtype.name:
+                retyped.append((name, one.dtype.name, other.dtype.name))
         files.check_unchanged()
     facts = Facts() if weights else compare_facts(a, b)
     return Comparison(
         equal,
         tuple(retyped),
         tuple(sorted(different, key=_badness, reverse=True)),
-        (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
+        (tuple(n for n in of_a if n not in of_b), tuple(n for n in of_b if n not in of_a)),
         {} if weights else parameter_differences(a, b),
         facts.different,
         facts.unknown,
@@ -304,13 +304,13 @@ def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
     A scale of activations counts where both models have it, and in a checkpoint where both have the matrix in blocks:
     of one whose values are decoded nobody computes with it, nor does llama.cpp.
     """
-    kept = [item for item in index.dropped if item.copied]
-    there = {stored.name for stored in other.stored} if kept else set[str]()
+    copied = [item for item in index.dropped if item.copied]
+    there = {stored.name for stored in other.stored} if copied else set[str]()
     modules = {_module(name) for name in there if not name.endswith((".weight", ".bias"))}
     packed = modules if index.metadata_kind is MetadataKind.DOCUMENT else set[str]()
-    of_weights = (item for item in kept if item.reason == NOT_WEIGHTS)
+    of_weights = (item for item in copied if item.reason == NOT_WEIGHTS)
     left = {i.stored.name for i in of_weights if i.stored.name not in there and _module(i.stored.name) not in packed}
-    found = [item.stored for item in kept if item.stored.name not in left]
+    found = [item.stored for item in copied if item.stored.name not in left]
     return {stored.name: plain_tensor(stored.name, stored) for stored in found}
 
 
@@ -362,10 +362,10 @@ def _compare(
 
 def _alike_before(one: Tensor, a: TensorIndex, other: Tensor, b: TensorIndex, files: Files) -> bool:
     """Whether elements that no tensor owns are equal, or zeros in one alone."""
-    mine, theirs = a.once(canonical.unowned).get(one.source), b.once(canonical.unowned).get(other.source)
-    if mine is not None and theirs is not None:
-        return _compare(mine, theirs, (0, 0), files, lambda *_: None, spread=False) is None
-    return all(before is None or files.are_zero(runs(before)) for before in (mine, theirs))
+    first, second = a.once(canonical.unowned).get(one.source), b.once(canonical.unowned).get(other.source)
+    if first is not None and second is not None:
+        return _compare(first, second, (0, 0), files, lambda *_: None, spread=False) is None
+    return all(before is None or files.are_zero(runs(before)) for before in (first, second))
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
@@ -428,13 +428,13 @@ class Facts(NamedTuple):
     Attributes:
         different: what the two say different things of.
         unknown: why that could not be compared, empty where it was.
-        apart: what only one of two formats has words for.
+        one_sided: what only one of two formats has words for.
         uncompared: documents that this is about, and tokens.
     """
 
     different: tuple[Fact, ...] = ()
     unknown: str = ""
-    apart: tuple[Fact, ...] = ()
+    one_sided: tuple[Fact, ...] = ()
     uncompared: tuple[str, ...] = ()
 
 
@@ -458,8 +458,8 @@ def _of_heads(a: TensorIndex, b: TensorIndex) -> tuple[Fact, ...]:
     """Heads that loaders make of equal tensors: one is tied, or made up."""
     heads = [_head(index) for index in (a, b)]
     both = all(HEAD in index.tensors for index in (a, b))
-    apart = "" not in heads and len({*heads}) > 1 and (both or MADE_UP in heads)
-    return (Fact("output head", heads[0], heads[1]),) if apart else ()
+    distinct = "" not in heads and len({*heads}) > 1 and (both or MADE_UP in heads)
+    return (Fact("output head", heads[0], heads[1]),) if distinct else ()
 
 
 def _of_biases(a: TensorIndex, b: TensorIndex) -> Iterator[Fact]:
@@ -514,26 +514,26 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         one, other = content_of_index(a), content_of_index(b)
         one, other = with_flags(a, one, other), with_flags(b, other, one)
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
-        overruled, places = _overruled(a) | _overruled(b), _places(a, b)
+        overruled, tables = _overruled(a) | _overruled(b), _config_tables(a, b)
         both = layers_behind(a).keys() & layers_behind(b).keys()
         linear = {f"{folder}/{SINGLE_NAME}" for folder in both}  # compared as tensors
         found = (fact for fact in found if fact.key not in linear)
-        counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
-        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b, places)), ENOUGH)))
+        counted = (fact for fact in found if _counts(fact, tables) or _is_of(fact, overruled))
+        return Facts(tuple(islice((fact for fact in counted if not _is_covered(fact, a, b, tables)), ENOUGH)))
     ways: list[Facts] = []
     lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
         facts = _facts_of_plan(source, target)
         own = [(fact, _is_lacking(fact, target)) for fact in facts.different]
-        turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
+        turned = [(f._replace(found=f.meant, meant=f.found) if source is a else f, lacks) for f, lacks in own]
         lacking += [fact for fact, lacks in turned if lacks]
         ways.append(facts._replace(different=tuple(fact for fact, lacks in turned if not lacks)))
     # Of two ways the one that finds less, labels aside: the other names what only one of the formats has a place for.
     fewer = min(ways, key=lambda facts: (bool(facts.unknown), sum(fact.key not in LABELS for fact in facts.different)))
-    apart = [[*way.apart, *(way.different if way is not fewer else ())] for way in ways]
-    names = [{fact.file or fact.key for fact in facts} for facts in apart]
-    told = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
-    uncompared = (told[0] | told[1]) - ({_TOKENS} if not all(told) else set())  # one way compares the words
+    one_sided = [[*way.one_sided, *(way.different if way is not fewer else ())] for way in ways]
+    names = [{fact.file or fact.key for fact in facts} for facts in one_sided]
+    left = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
+    uncompared = (left[0] | left[1]) - ({_TOKENS} if not all(left) else set())  # one way compares the words
     return fewer._replace(different=(*lacking, *fewer.different), uncompared=tuple(sorted(uncompared)))
 
 
@@ -549,7 +549,7 @@ def _is_of(fact: Fact, keys: Collection[str]) -> bool:
     return fact.file == CONFIG_NAME and not names.isdisjoint(keys)
 
 
-def _places(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
+def _config_tables(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
     """Tables of ``config.json`` with hyper-parameters of the text model.
 
     None without rules of a family.
@@ -559,7 +559,7 @@ def _places(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
     return frozenset(tables) if a.config is not None else frozenset()
 
 
-def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collection[str]) -> bool:
+def _is_covered(fact: Fact, a: TensorIndex, b: TensorIndex, tables: Collection[str]) -> bool:
     """Whether the hyper-parameters that were compared cover a fact.
 
     Its words are not :data:`COVERED` in every family: of a window that reaches beyond the context, of kinds of layers
@@ -576,7 +576,7 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     scales = len(stored) == 1 and re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key)
     if scales and stored <= {*types_of(fact.key, known_types(a.architecture))}:
         return a.config.modifiers == b.config.modifiers and not parameter_differences(a, b)
-    if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.mine, fact.meant):
+    if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.found, fact.meant):
         # llama.cpp takes a number where the key is not there; what follows from other keys or shapes, it may ask for
         of_family = FAMILIES[a.config.family].parameters.values()
         taken = (row for row in of_family if "llama_cpp" in row.defaults and not row.defaults["llama_cpp"].names)
@@ -585,15 +585,15 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
             return False  # of another type, llama.cpp stops at the key
         return not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
-    alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
+    alone = fact.file == CONFIG_NAME and outer in tables and None in (fact.found, fact.meant)
     slides = fact.key.endswith(_WINDOW)
-    if slides and None not in (fact.mine, fact.meant):  # llama.cpp does not read Phi 3's, and a class would
+    if slides and None not in (fact.found, fact.meant):  # llama.cpp does not read Phi 3's, and a class would
         windows = [*(stored_value(i, fact.key) for i in (a, b)), a.config.sliding_window, b.config.sliding_window]
         if any(type(one) is int and 0 < one < a.config.context_length for one in windows):
             return False
     if (alone and last == "layer_types") or slides:
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
-    if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.mine, fact.meant):
+    if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.found, fact.meant):
         rows = [
             row for row in tower_family(a.tower.family).parameters.values() if not (row.read_only or row.of_a_class)
         ]
@@ -604,22 +604,22 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     return named and not parameter_differences(a, b)
 
 
-def _counts(fact: Fact, places: Collection[str]) -> bool:
+def _counts(fact: Fact, tables: Collection[str]) -> bool:
     """Whether a fact is outside of tensors and hyper-parameters.
 
     Args:
-        places: tables of ``config.json`` with hyper-parameters; those of a tower are others under the same names.
+        tables: tables of ``config.json`` with hyper-parameters; those of a tower are others under the same names.
     """
     if fact.key in (SPELLING, *_OF_READERS) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     if (fact.idle and fact.file == CONFIG_NAME) or (not fact.file and re.match(_OF_THE_FILE, fact.key)):
         return False
     top, (outer, _, last) = fact.key.partition(".")[0], fact.key.rpartition(".")
-    covered = top in COVERED or (last in COVERED and outer in places)
-    if not (places and fact.file == CONFIG_NAME) or not (covered or top in _STORAGE):
+    covered = top in COVERED or (last in COVERED and outer in tables)
+    if not (tables and fact.file == CONFIG_NAME) or not (covered or top in _STORAGE):
         return True
     # Hyper-parameters are compared as readers of ckconv take them; those of a document that lacks one may take another.
-    return top not in _STORAGE and not fact.idle and None in (fact.mine, fact.meant)
+    return top not in _STORAGE and not fact.idle and None in (fact.found, fact.meant)
 
 
 def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
@@ -630,24 +630,24 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
         meant = content_of_plan(plan.contents())
     except CkconvError as error:
         return Facts(unknown=error.message)
-    mine = with_flags(other, content_of_index(other), meant)
-    places = _places(source, other)
-    worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
-    facts = differences(mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults)
-    count = (fact for fact in facts if _counts(fact, places) and not _is_said_alike(fact, source, other, places))
-    found, apart = list[Fact](), list[Fact]()
+    content = with_flags(other, content_of_index(other), meant)
+    tables = _config_tables(source, other)
+    worded, ruled = _TOKENS in content.keys and _TOKENS in meant.keys, source.config is not None
+    facts = differences(content, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults)
+    count = (fact for fact in facts if _counts(fact, tables) and not _is_covered(fact, source, other, tables))
+    found, one_sided = list[Fact](), list[Fact]()
     for fact in islice(count, ENOUGH):
-        said = _both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other)
-        (found if said else apart).append(fact)
-    return Facts((*_modifiers(other, source), *found), apart=tuple(apart))
+        comparable = _both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other)
+        (found if comparable else one_sided).append(fact)
+    return Facts((*_modifiers(other, source), *found), one_sided=tuple(one_sided))
 
 
 def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
     """Modifiers of the computation, where only one of two models has any."""
-    mine, theirs = (index.config.modifiers if index.config else () for index in (one, other))
-    if bool(mine) == bool(theirs):
+    first, second = (index.config.modifiers if index.config else () for index in (one, other))
+    if bool(first) == bool(second):
         return ()
-    return (Fact("modifiers", ", ".join(mine) or None, ", ".join(theirs) or None),)
+    return (Fact("modifiers", ", ".join(first) or None, ", ".join(second) or None),)
 
 
 def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
@@ -659,26 +659,26 @@ def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
     """
     if not fact.file and fact.key.startswith("tokenizer."):
         return worded
-    said_by_both = fact.mine is not None and fact.meant is not None
+    both = fact.found is not None and fact.meant is not None
     document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
-    return fact.key != OF_THE_PLACE and (said_by_both or document)
+    return fact.key != OF_THE_PLACE and (both or document)
 
 
 def _is_lacking(fact: Fact, index: TensorIndex) -> bool:
     """Whether a model lacks a key that its reader takes else, or needs."""
     if index.metadata_kind is MetadataKind.TYPED:
-        return not fact.file and fact.mine is None and fact.key in required_keys(index)
+        return not fact.file and fact.found is None and fact.key in required_keys(index)
     key = fact.key.rpartition(".")[2]
-    if fact.file != CONFIG_NAME or fact.mine is not None or key not in COVERED:
+    if fact.file != CONFIG_NAME or fact.found is not None or key not in COVERED:
         return False
     if index.config is None:
         return True
     # Under another of the family's words, or by a default that follows from other numbers, it is said all the same.
-    said = huggingface_config.text_config(document_of(index.metadata))
+    document = huggingface_config.text_config(document_of(index.metadata))
     rows = FAMILIES[index.config.family].parameters.values()
     words = {row.name: {cell.key for cell in row.key_cells("hf")} for row in rows}
     named = (row for row in rows if key in words[row.name])
-    return not any(words[row.name] & said.keys() or any(d.names for d in row.defaults.values()) for row in named)
+    return not any(words[row.name] & document.keys() or any(d.names for d in row.defaults.values()) for row in named)
 
 
 # -- Differences between two tensors, piece by piece -------------------------------------------------------------------

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.conversion.planning import make_plan, merged
-from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
-from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in_one_run, watching
+from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_paths
+from ckconv.conversion.write import Losses, Watcher, check_frame, check_stored, in_one_run, watching
 from ckconv.core import __version__
 from ckconv.core.layouts import Kind
 from ckconv.core.lazy import Floats, replace
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, pieces_of, scalar
-from ckconv.core.options import Options, asked
+from ckconv.core.options import Options, given_options
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
     CkconvError,
@@ -136,7 +136,7 @@ def content_of_plan(container: Container) -> Content:
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     """Whether a plan writes tensors of the names, types and shapes of ``out``."""
-    files = [file for file in plan.files if not file.is_apart]  # which are compared later
+    files = [file for file in plan.files if not file.in_directory]  # which are compared later
     if len(files) != len(out.files):
         return False
     own = format_of(out.format).stores_alike
@@ -264,12 +264,12 @@ class Proofs(NamedTuple):
     Attributes:
         record: the conversion record, ``None`` if there is none.
         sums: path of the checksum list, ``None`` if there is none.
-        kept: the options in the source record of a bump file, for an output without a conversion record.
+        stored_options: the options in the source record of a bump file, for an output without a conversion record.
     """
 
     record: ConversionRecord | None
     sums: Path | None
-    kept: Options = Options()
+    stored_options: Options = Options()
 
     @property
     def path(self) -> Path | None:
@@ -289,8 +289,8 @@ class Proofs(NamedTuple):
                     what = "another file was given" if used else "name it again"
                     message = f"{self.record.path.name} says that the family file {name} was used: {what}"
                     raise UsageError("usage.flag", message, hint=f"the file's SHA-256 was {digest}")
-        changed = {found.option.name: found.value for found in asked(given)}
-        return replace(self.record.options if self.record else self.kept, **changed)
+        changed = {found.option.name: found.value for found in given_options(given)}
+        return replace(self.record.options if self.record else self.stored_options, **changed)
 
 
 def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Proofs:
@@ -307,11 +307,11 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         texts = [*dict.fromkeys(f"{name} is listed and missing" for _, name in gone)]
         raise VerifyError("verify.checksum", texts[0], path=gone[0][0], details=listed(texts[1:]))
     digest_of = cache(file_digest)
-    kept = None
+    source_record = None
     if format_of(out.format).keeps_source:
         with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
-            kept = record_beside(out)
-    records = list(records_of(opened, out, kept))
+            source_record = record_beside(out)
+    records = list(records_of(opened, out, source_record))
     for record in records:
         faults = check_listed(record.path, record.outputs, digest_of)
         if source is not None:
@@ -323,8 +323,8 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
-    options = recorded_options(kept) if kept and not records else Options()
-    if kept and source is not None and kept.record.format != format_of(source.format).name:
+    options = recorded_options(source_record) if source_record and not records else Options()
+    if source_record and source is not None and source_record.record.format != format_of(source.format).name:
         # The record of a bump file that was made of another one has the types that were asked for either of them.
         options = replace(options, dtype="engine", quantize="", dequantize=False, decode=())
     releases = str(out.facts.get("engines") or DEFAULT).split(", ")
@@ -427,7 +427,7 @@ def wants_model(index: TensorIndex) -> str:
 
 
 def verify_whole(
-    out: TensorIndex, source: TensorIndex, asked: Request, *, progress: Progress | None = None
+    out: TensorIndex, source: TensorIndex, request: Request, *, progress: Progress | None = None
 ) -> Verified:
     """Verify tensors, metadata, tokenizer and side files against the source.
 
@@ -435,13 +435,13 @@ def verify_whole(
         VerifyError: ``verify.*`` or ``bump.checksum``, with every fault found.
         InputError: ``side.json``, a file beside the output is malformed.
     """
-    options = asked.options
+    options = request.options
     source = parted_alike(source, out)
     plan: Plan | None = None
     reason: UnsupportedError | None = None
-    if not asked.weights or options.imatrix:
+    if not request.weights or options.imatrix:
         try:
-            plan = _plan(out, source, asked)
+            plan = _plan(out, source, request)
         except UnsupportedError as error:
             reason = error
     if out.config is not None and (way := wants_model(source)):
@@ -453,55 +453,55 @@ def verify_whole(
             source,
             left_out=options.drop,
             left_parts=[left.name for left in plan.left_out] if plan else (),
-            configuration=not asked.weights,
+            configuration=not request.weights,
             options=options,
             progress=progress,
             importance=plan.importance if plan else None,
             decodes=options.decodes if options.dequantize or options.decode else None,
         )
     except VerifyError as error:  # the source may be rounded, and made of the output, which its record restores
-        if (restored := _restored(out, source, asked)) is None:
+        if (restored := _restored(out, source, request)) is None:
             if reason is not None and (reason.hint or "").startswith("--base") and " is not in the " in error.message:
                 error.message = f"without the base model tensors may have other names: {error.message}"
                 error.hint = reason.hint
             raise
         return restored
-    if asked.weights:
+    if request.weights:
         return found
     if plan is not None and TOWER in plan.options.drop and format_of(out.format).holds_towers:
         found = found._replace(without_tower=True)
-    if _restoring(out, source, asked) is not None:
+    if _restoring(out, source, request) is not None:
         return found
     if reason is not None:
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
     meant = content_of_plan(plan.contents())
-    alone = not (asked.directory or _has_layers(out))
+    alone = not (request.directory or _has_layers(out))
     if alone and (others := beside(out).keys() - meant.files.keys()):
-        out, meant = _of_its_place(out, source, asked, meant, others)
-    check_documents(out, asked.named)
-    content = cache(partial(content_of_index, out, asked.named))
-    said = [*islice(faults_of(out, source, options, content), ENOUGH)]
+        out, meant = _of_its_place(out, source, request, meant, others)
+    check_documents(out, request.named)
+    content = cache(partial(content_of_index, out, request.named))
+    reported = [*islice(faults_of(out, source, options, content), ENOUGH)]
     compared = {file.name for file in plan.files}  # of which some are in directories
-    mine = content()
-    mine = mine._replace(files={name: data for name, data in mine.files.items() if name not in compared})
-    other = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
+    output = content()
+    output = output._replace(files={name: data for name, data in output.files.items() if name not in compared})
+    other = differences(with_flags(out, output, meant), with_flags(out, meant, output))
     planned = islice(_but_of_shards(other, out), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     documents = out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT
-    theirs = document_of(source.metadata) if documents else {}
-    nulls = {key for key, value in theirs.items() if value is None is document_of(out.metadata).get(key, theirs)}
+    stated = document_of(source.metadata) if documents else {}
+    nulls = {key for key, value in stated.items() if value is None is document_of(out.metadata).get(key, stated)}
     alike = out.format == source.format  # a copy lacks what its source does
-    texts = {fact.name: str(fact) for fact in said if not fact.idle}
-    idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
-    own = [*mine.keys] == [*meant.keys]  # the very keys that ckconv writes, in its order: so it spelled them
+    texts = {fact.name: str(fact) for fact in reported if not fact.idle}
+    idle = {fact.name for fact in reported if fact.idle}  # other programs leave them out
+    own = [*output.keys] == [*meant.keys]  # the very keys that ckconv writes, in its order: so it spelled them
     for fact in planned:
-        near = own and str(fact.mine).casefold() == str(fact.meant).casefold()
+        near = own and str(fact.found).casefold() == str(fact.meant).casefold()
         # programs spell a directory in ways of their own
         of_the_place = fact.key in (LABELS if made else {_OF_SIZES}) and not near
         null = fact.file == CONFIG_NAME and fact.key in nulls  # which mlx-lm keeps
-        lacked = alike and fact.key == WRITTEN_FOR and fact.mine is None and fact.key not in source.metadata
+        lacked = alike and fact.key == WRITTEN_FOR and fact.found is None and fact.key not in source.metadata
         if not (of_the_place or null or lacked or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
@@ -511,18 +511,18 @@ def verify_whole(
         many = counted(blocks.total(), f"tensor that is {what}", f"tensors that are {what}")
         text = f"{many} in the source, quantized ({', '.join(types)})"
         follow = needed()["file_types"]["follow"]  # from types that nobody asked for
-        details = [said for name, said in texts.items() if not any(word in name for word in follow)]
+        details = [text for name, text in texts.items() if not any(word in name for word in follow)]
         word = made_by(out, types) or "TYPE, the type or recipe that made them,"
         hint = f"{first}--quantize {word} asks for these types; --weights compares the tensors alone"
         raise VerifyError(CODE, text, path=out.path, details=listed(details), hint=hint)
     if faults:
-        flags = _flags_of_keys(out, source, asked, texts)
+        flags = _flags_of_keys(out, source, request, texts)
         hint = HINT.replace(", or", f": {flags}; or") if flags else HINT
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=hint)
     return found
 
 
-def _flags_of_keys(out: TensorIndex, source: TensorIndex, asked: Request, names: Iterable[str]) -> str:
+def _flags_of_keys(out: TensorIndex, source: TensorIndex, request: Request, names: Iterable[str]) -> str:
     """``--set-meta`` flags for the output's values of keys; empty for none."""
     keys = {key if key in out.metadata else f"{out.architecture}.{key}" for key in names}
     values = {key: stored_value(out, key) for key in sorted(keys)}
@@ -530,9 +530,9 @@ def _flags_of_keys(out: TensorIndex, source: TensorIndex, asked: Request, names:
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items() if plain}
     if out.metadata_kind is not MetadataKind.TYPED or not 0 < sum(map(len, texts.values())) <= _SHORT:
         return ""
-    options = replace(asked.options, set_meta=(*asked.options.set_meta, *texts.items()))
+    options = replace(request.options, set_meta=(*request.options.set_meta, *texts.items()))
     try:
-        _plan(out, source, asked._replace(options=options))
+        _plan(out, source, request._replace(options=options))
     except CkconvError:
         return ""
     return " ".join(f"--set-meta {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
@@ -550,7 +550,7 @@ def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
     names = {stored.name for stored in out.stored}
     for fact in facts:
         table, _, name = fact.key.partition(".")
-        proved = name in names if table == "weight_map" else table == "metadata" or fact.mine is None
+        proved = name in names if table == "weight_map" else table == "metadata" or fact.found is None
         if fact.file != out.shard_index.name or not proved:
             yield fact
 
@@ -564,7 +564,7 @@ def _blocks_of_others(out: TensorIndex, source: TensorIndex) -> Counter[tuple[st
 
 
 def _of_its_place(
-    out: TensorIndex, source: TensorIndex, asked: Request, meant: Content, others: Collection[str]
+    out: TensorIndex, source: TensorIndex, request: Request, meant: Content, others: Collection[str]
 ) -> tuple[TensorIndex, Content]:
     """A file that was named, with the files beside it that are its own.
 
@@ -573,7 +573,7 @@ def _of_its_place(
     Args:
         others: names of files beside it that a conversion to this file would not write.
     """
-    whole = plan_again(source, out, replace(asked.options, source_record=False), directory=True)
+    whole = plan_again(source, out, replace(request.options, source_record=False), directory=True)
     if not whole.refusals and {path.name for path in out.files} <= {file.name for file in whole.files}:
         content = content_of_plan(whole.contents())
         if not content.files.keys().isdisjoint(others):
@@ -592,16 +592,16 @@ def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
     return content._replace(keys={**{key: scalar(*taken[key]) for key in taken if key in other.keys}, **content.keys})
 
 
-def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
-    options = replace(asked.options, source_record=False)
-    plan = plan_again(source, out, options, directory=asked.directory)
+def _plan(out: TensorIndex, source: TensorIndex, request: Request) -> Plan:
+    options = replace(request.options, source_record=False)
+    plan = plan_again(source, out, options, directory=request.directory)
     plan.check()
     return plan
 
 
-def _restored(out: TensorIndex, source: TensorIndex, asked: Request) -> Verified | None:
+def _restored(out: TensorIndex, source: TensorIndex, request: Request) -> Verified | None:
     """Verify a restored output as what its source, rounded, was made of."""
-    plan = _restoring(out, source, asked)
+    plan = _restoring(out, source, request)
     if plan is None or plan.restores is None:
         return None
     try:
@@ -611,7 +611,7 @@ def _restored(out: TensorIndex, source: TensorIndex, asked: Request) -> Verified
     return Verified(len(out.tensors), 0, "", found.compared)
 
 
-def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | None:
+def _restoring(out: TensorIndex, source: TensorIndex, request: Request) -> Plan | None:
     """The plan of a restored source, ``None`` where the output is none.
 
     Everything but tensors is compared.
@@ -620,7 +620,7 @@ def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | 
     if (was.keeps_source, was.single) <= (made.keeps_source, made.single):
         return None
     try:
-        plan = restoring_again(source, out, asked.options, directory=asked.directory)
+        plan = restoring_again(source, out, request.options, directory=request.directory)
         if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
             return None
         container = plan.contents()
@@ -628,7 +628,7 @@ def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | 
         for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
             with readable(path), opened_regular(path) as fd:
                 check_frame(file, frame, b"", fd, path)
-        check_kept(plan, paths, out.path)
+        check_stored(plan, paths, out.path)
     except CkconvError as error:
         if isinstance(error, InputError) and not error.code.startswith("record."):
             raise
@@ -681,8 +681,8 @@ def check_output(
         return CheckResult(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
         source = merged(source, adapters, options, out.format)
-    asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
-    found = verify_whole(out, source, asked, progress=progress)
+    request = Request(beside.options(options, adapters), weights, named, path.is_dir())
+    found = verify_whole(out, source, request, progress=progress)
     return CheckResult(found, beside.path, beside.sums, check_source_record(out))
 
 
@@ -813,16 +813,16 @@ def rebuild(
         VerifyError: ``verify.rebuild``, the first byte that differs, or a file that is missing.
         UnsupportedError, UsageError: the conversion cannot be run again.
     """
-    kept = record_beside(out) if format_of(out.format).keeps_source else None
-    record = next(records_of(opened, out, kept), None)
+    source_record = record_beside(out) if format_of(out.format).keeps_source else None
+    record = next(records_of(opened, out, source_record), None)
     name = f"{opened}/" if opened.is_dir() else str(out.files[0].with_name(file_name_of(out)))
-    asked, first = given(record), None
+    options, first = given(record), None
     # Whether a source record beside SRC was used is in no record.
-    for used in (kept is not None,) if format_of(out.format).keeps_source else (True, False):
-        plan, place = prepare(name, out.format, replace(asked, source_record=used))
+    for used in (source_record is not None,) if format_of(out.format).keeps_source else (True, False):
+        plan, place = prepare(name, out.format, replace(options, source_record=used))
         plan.check()
         try:
-            return _compared(plan, place, named or {}, kept, watching(watcher))
+            return _compared(plan, place, named or {}, source_record, watching(watcher))
         except VerifyError as error:
             first = first or error
         if not format_of(plan.index.format).keeps_source:
@@ -836,7 +836,7 @@ def rebuild(
 
 
 def _compared(
-    plan: Plan, place: Destination, named: Mapping[str, Path], kept: OpenRecord | None, watcher: Watcher
+    plan: Plan, place: Destination, named: Mapping[str, Path], stored: OpenRecord | None, watcher: Watcher
 ) -> Rebuild:
     container = plan.contents()
     parent = place.parent
@@ -851,10 +851,10 @@ def _compared(
         losses.check()
         inputs.check_unchanged()
     wanted = [name for name in container.on_request if there(named.get(name) or parent / name)]
-    side = side_places(plan, container, place, named, wanted)
+    side = side_paths(plan, container, place, named, wanted)
     made = [(path, pieces_of(small.content)) for path, small in side.items()]
-    if plan.record is not None and kept is not None:
-        made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], kept.conversion())))
+    if plan.record is not None and stored is not None:
+        made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], stored.conversion())))
     for path, pieces in made:
         with _opened(path) as there_is:
             end, _ = _hold(there_is, 0, ((piece, "") for piece in pieces), watching(None))

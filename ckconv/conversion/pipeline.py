@@ -126,7 +126,7 @@ class Pipeline:
         self._slow = {number: kept and self._has_slow(number) for number in numbers}
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()
-        found, errors, told = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)
+        found, errors, reported = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)
         try:
             while waiting or flights:
                 while waiting and len(flights) <= count > sum(not flight.tasks[0].done() for flight in flights):
@@ -135,11 +135,11 @@ class Pipeline:
                 at_work: list[Future[Any]] = [task for each in flights for task in each.tasks if not task.done()]
                 wait(at_work, PATIENCE, FIRST_COMPLETED)
                 check()
-                for number, before in told.items():
+                for number, before in reported.items():
                     progress = self._progress[self._paths[number]]
-                    told[number] = progress.written
-                    if told[number] > before:
-                        watcher(told[number] - before, progress.tensor)
+                    reported[number] = progress.written
+                    if reported[number] > before:
+                        watcher(reported[number] - before, progress.tensor)
                 for flight in [flight for flight in flights if all(task.done() for task in flight.tasks)]:
                     if (error := flight.error) is None:
                         found[flight.number] = flight.result
@@ -175,7 +175,7 @@ class Pipeline:
 
     def index(self, *, again: bool = False) -> TensorIndex:
         """The index of the complete output; see :meth:`OutputReader.late`."""
-        return self._reader.late(again=again)
+        return self._reader.complete(again=again)
 
     def _side_by_side(self, files: int) -> int:
         """The number of files to write at once; one if order matters."""

@@ -112,12 +112,12 @@ def prepare(
     if mmproj is not None and to is None and says_nothing(target):
         to = whole_format()
     place = destination(target, to, options, source=os.fspath(source)) if to or not says_nothing(target) else None
-    apart = None
+    refusal = None
     if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
         message = f"a {place.format} has no place for a text model and a tower"
-        apart = UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+        refusal = UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
         if not os.path.exists(mmproj):  # noqa: PTH110 - what is there may be no tower, which is said first
-            raise apart
+            raise refusal
     index = index or open_index(
         as_path(source),
         format=source_format,
@@ -128,10 +128,10 @@ def prepare(
     index = of_task(index, options.task)
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
-    if apart is not None:
-        raise apart
+    if refusal is not None:
+        raise refusal
     place = place or destination(target, _format_of_record(index, options), options, adapter=index.adapter is not None)
-    told = (
+    leading = (
         (f"the name {target} says {place.format}: --to writes another format",)
         if to is None and named_by_directory(target)
         else ()
@@ -147,13 +147,13 @@ def prepare(
         require_tensors(index)  # metadata alone are edited, not converted
     carried = hazards.noted(index, strict=options.strict)
     # Beside standard output there is no place for a record: one that was asked for is refused where it is written.
-    kept = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
-    record = options.source_record if kept else False
+    recordable = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
+    record = options.source_record if recordable else False
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
-    said = (*_kept_blocks(plan), *_tiny_shards(plan), *carried)
-    plan = replace(plan, notes=(*told, *plan.notes, *said), followable=lead)
+    trailing = (*_blocks_left(plan), *_tiny_shards(plan), *carried)
+    plan = replace(plan, notes=(*leading, *plan.notes, *trailing), followable=lead)
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
@@ -161,24 +161,24 @@ def prepare(
     return plan, place
 
 
-def _kept_blocks(plan: Plan) -> Iterator[str]:
+def _blocks_left(plan: Plan) -> Iterator[str]:
     """A type of values was asked for, and matrices are quantized all the same."""
     if plan.options.dtype not in ("f32", "f16", "bf16"):
         return
-    kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
-    if kept:
-        what = counted(len(kept), "tensor")
+    blocks = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
+    if blocks:
+        what = counted(len(blocks), "tensor")
         yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
 
 
 def _tiny_shards(plan: Plan) -> Iterator[str]:
     """Note a shard size below the largest tensor."""
-    asked = plan.options.max_shard_bytes
-    if asked <= 0 or len(plan.files) < 2:
+    limit = plan.options.max_shard_bytes
+    if limit <= 0 or len(plan.files) < 2:
         return
-    if asked < (largest := max((step.nbytes for step in plan.steps), default=0)):
-        what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
-        unit = ": 5GB, 500MB and the like have a unit" if asked < 1000 else ""  # no unit makes so few bytes
+    if limit < (largest := max((step.nbytes for step in plan.steps), default=0)):
+        what = f"--max-shard-size {limit:,} bytes is less than the largest tensor ({largest:,} bytes)"
+        unit = ": 5GB, 500MB and the like have a unit" if limit < 1000 else ""  # no unit makes so few bytes
         yield f"{what}, so there are {len(plan.files):,} files{unit}"
 
 
@@ -203,7 +203,7 @@ def prepare_edit(
     Raises:
         UsageError: nothing would change.
     """
-    from ckconv.conversion.sidefiles import check_in_place, late_files  # which hash
+    from ckconv.conversion.sidefiles import check_in_place, last_files  # which hash
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
@@ -211,7 +211,7 @@ def prepare_edit(
     options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
     plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
     summed = target is None and check_in_place(index, place)
-    return plan, place, late_files(plan, place, checksums=summed)
+    return plan, place, last_files(plan, place, checksums=summed)
 
 
 def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tuple[Plan, Destination]:
@@ -298,10 +298,10 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
             return _make_plan(index, to, replace(options, drop=(*options.drop, TOWER)))
         index, why = _with_tower(index, target, options, whole=not gone)
         if gone and index.tower is None and index.format == to:
-            said = (
+            what = (
                 f"--drop leaves out {len(gone):,} of {counted(len(beside), 'tensor')} beside the text model ({gone[0]})"
             )
-            text = f"{said}, and config.json says all of it"
+            text = f"{what}, and config.json says all of it"
             reason = Reason(text, text_alone(index.config, OF_FORMAT.get(to, TRANSFORMERS)))
             return Plan(index, to, 0, options, refusals=(reason,))
         unread = (f"the tower is left out, as {why}",) if why else ()
@@ -350,8 +350,8 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     if index.tower is not None or family is None or (target.towers_of and row is None):
         return index, ""
     planner = load(next(output.planner for output in target.outputs if not output.adapter))
-    apart = index.config is not None and index.config.own.get(DRAFTS) and target.name not in DRAFT_FORMATS
-    copied = whole and index.format == target.name and not apart  # layers that draft have a file of their own
+    own_file = index.config is not None and index.config.own.get(DRAFTS) and target.name not in DRAFT_FORMATS
+    copied = whole and index.format == target.name and not own_file  # layers that draft have a file of their own
     if copied and planner(index, options, SourceFacts()).keeps_names():
         return index, ""
     if row is not None and row.absent:
@@ -391,8 +391,8 @@ def _keeping(plan: Plan) -> Plan:
 
 def tower_options(options: Options) -> Options:
     """Options of a text model that its tower takes."""
-    kept = {name: getattr(options, name) for name in ("dtype", "drop", "allow_lossy", "dequantize", "decode")}
-    return Options(**kept)
+    shared = {name: getattr(options, name) for name in ("dtype", "drop", "allow_lossy", "dequantize", "decode")}
+    return Options(**shared)
 
 
 def _seen(step: Step) -> Step:
@@ -457,7 +457,7 @@ def _plan(
     if output.needs_config and index.config is None:
         name = format_of(output.name).name
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index, options),))
-    own = load(output.apart)(index) if output.apart and index.adapter is None else None
+    own = load(output.planner_for)(index) if output.planner_for and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
     try:
         plan = planner.plan(only_reasons=only_reasons)
@@ -465,7 +465,7 @@ def _plan(
         if index.config is None:
             raise
         text = canonical.not_following(
-            catalog.FAMILIES[index.config.family], error, catalog.said_of(index.config, index.format)
+            catalog.FAMILIES[index.config.family], error, catalog.bracketed_of(index.config, index.format)
         )
         plan = Plan(index, format_of(output.name).name, output.version, options, refusals=(Reason(text),))
     if plan.refusals and index.unknown:

@@ -165,9 +165,9 @@ def _described(tensor: tensors.Tensor) -> list[object]:
         (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
         for each in tensor.packed
     ]
-    places = [(extent.offset, extent.nbytes) for extent in tensor.extents]
+    ranges = [(extent.offset, extent.nbytes) for extent in tensor.extents]
     what = (tensor.name, tensor.source, tensor.dtype, tensor.shape, tensor.layout, tensor.may_be_absent)
-    return [*what, places, [_described(plane) for plane in tensor.planes], packed]
+    return [*what, ranges, [_described(plane) for plane in tensor.planes], packed]
 
 
 def _files(plan: Plan, request: Request) -> Iterator[str]:
@@ -252,7 +252,7 @@ class SharedFiles:
         self.publishes = self._is_published = False
         self._facts: list[Any] = []
         #: Files that an earlier run finished.
-        self.kept = 0
+        self.finished = 0
 
     # The directory
 
@@ -310,7 +310,7 @@ class SharedFiles:
         for number in range(len(self._names)) if alone else ():
             if not self._fits(number):
                 self._forget(number)
-        self.kept = sum(self.result(number) is not None for number in range(len(self._names))) if alone else 0
+        self.finished = sum(self.result(number) is not None for number in range(len(self._names))) if alone else 0
         self._made.sync()
 
     def _forget(self, number: int) -> None:
@@ -414,15 +414,15 @@ class SharedFiles:
         self, make: Callable[[int], FileResult], outputs: Outputs, paths: Sequence[Path], watcher: Watcher
     ) -> None:
         wanted = [self.only] if self.only is not None else [*range(len(paths))]
-        told: set[int] = set()
+        reported: set[int] = set()
 
         def left() -> list[int]:
             if self.elsewhere:
                 return []
             done = {number for number in wanted if self.result(number) is not None}
-            for number in sorted(done - told):
+            for number in sorted(done - reported):
                 watcher(self._plan.files[number].nbytes, self._names[number])
-            told.update(done)
+            reported.update(done)
             return [number for number in wanted if number not in done]
 
         while missing := left():
@@ -430,11 +430,11 @@ class SharedFiles:
             if self.hands is not None:
                 for _ in self.hands(missing):
                     left()
-            elif not any(self._make(number, make, outputs, paths[number], told) for number in missing):
+            elif not any(self._make(number, make, outputs, paths[number], reported) for number in missing):
                 time.sleep(PATIENCE)
 
     def _make(
-        self, number: int, make: Callable[[int], FileResult], outputs: Outputs, path: Path, told: set[int]
+        self, number: int, make: Callable[[int], FileResult], outputs: Outputs, path: Path, reported: set[int]
     ) -> bool:
         """Make a file, unless it is finished or another run holds its lock."""
         lock = self._made.open(f".{self._names[number]}.lock", os.O_RDWR | os.O_CREAT)
@@ -447,7 +447,7 @@ class SharedFiles:
                 errors.taken()
             with failing(path):
                 allocate(outputs.fds[path], file.nbytes, holes(file))
-            told.add(number)
+            reported.add(number)
             found = make(number)
             with failing(path):
                 if not outputs.share(path, self._made, self._names[number]):

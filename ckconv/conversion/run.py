@@ -15,20 +15,20 @@ from ckconv.conversion.sidefiles import (
     check_distinct,
     check_leftovers,
     gone_notes,
-    late_rooms,
+    last_file_sizes,
     left_documents,
     named_last,
     own_names,
-    side_places,
+    side_paths,
     stale_lists,
-    write_late,
+    write_last,
     written,
 )
 from ckconv.conversion.write import (
     Losses,
     Watcher,
     check_frame,
-    check_kept,
+    check_stored,
     compare_restored,
     digested,
     holes,
@@ -244,9 +244,9 @@ def run(
     force: bool = False,
     in_place: bool = False,
     verify: bool = True,
-    places: Mapping[str, Path] | None = None,
+    named: Mapping[str, Path] | None = None,
     on_request: Sequence[str] = (),
-    late: Sequence[LastFile] = (),
+    last: Sequence[LastFile] = (),
     stdout: int | None = None,
     digests: bool = True,
     watcher: Watcher | None = None,
@@ -258,9 +258,9 @@ def run(
         force: replace what is there.
         in_place: the output may take the name of the source, whose bytes stay as they are until then.
         verify: read the output again and compare every tensor with its source before it gets its name.
-        places: side file -> where it goes, if not beside the model.
+        named: side file -> where it goes, if not beside the model.
         on_request: side files that are asked for.
-        late: further files.
+        last: further files.
         stdout: the descriptor that ``-`` means.
         digests: of whole files are wanted, even where a header holds that of its payload, which is computed anyway.
         shared: how several runs make the files of one output.
@@ -281,7 +281,7 @@ def run(
     beside = {name: it for name, it in container.side_files.items() if name not in container.on_request}
     if target.parent is None and not target.archived and beside:
         plan = plan.with_notes(f"not written: {', '.join(sorted(beside))}; tar:- is a tar archive with them")
-    side = side_places(plan, container, target, places or {}, on_request)
+    side = side_paths(plan, container, target, named or {}, on_request)
     plan = plan.with_notes(*own_names(side, target))
     if target.file is not None:
         check_parent(target.file)
@@ -306,7 +306,7 @@ def run(
             whole = NewFile(Path(target.name), plan.nbytes, *digest_of_what)
             return report([whole, *written(side)], None, losses)
         paths = [target.parent / file.name for file in plan.files]
-        rooms = late_rooms(late, paths, plan, side)
+        rooms = last_file_sizes(last, paths, plan, side)
         # There are several files of tensors, none of which says a digest, and they are compared with their source.
         is_shareable = len(plan.files) > 1 and plan.restores is None and plan.record is None
         sharing = shared(plan, container) if shared is not None and is_shareable else None
@@ -316,7 +316,7 @@ def run(
             path: LargeFile(file.nbytes, tuple(holes(file)), later=sharing is not None)
             for path, file in zip(paths, plan.files, strict=True)
         }
-        check_distinct([*side, *(item.path for item in late)], paths)
+        check_distinct([*side, *(item.path for item in last)], paths)
         gone = left_documents(plan, target, [*rooms, *side]) if force else []
         plan = plan.with_notes(*gone_notes(gone), *stale_lists(target, [*rooms, *side]))
         with (
@@ -342,21 +342,21 @@ def run(
                 written_files = staged.write(watcher, sharing)
                 if sharing is not None and not sharing.publishes:  # another run looks at all of it, and publishes
                     losses, results = staged.written(written_files)
-                    others = [*written(side), *(NewFile(item.path, 0, "") for item in late)]
+                    others = [*written(side), *(NewFile(item.path, 0, "") for item in last)]
                     return report([*results, *others], sharing.elsewhere.get("verified"), losses)
-                whole_digests = digests or any(item.names_digests for item in late)
+                whole_digests = digests or any(item.names_digests for item in last)
                 losses, results, verified = staged.settle(written_files, whole=whole_digests)
             source.check()
             done = [*results, *written(side)]
-            for item in late:
+            for item in last:
                 with failing(item.path):
-                    done.append(write_late(item, done, outputs.fds[item.path], verify=verify))
+                    done.append(write_last(item, done, outputs.fds[item.path], verify=verify))
             files.check_unchanged()
             outputs.publish(look)
             if sharing is not None:
                 sharing.published(verified)
-                if sharing.kept:
-                    note = f"{sharing.kept:,} of {counted(len(paths), 'file')} had been finished by an earlier run"
+                if sharing.finished:
+                    note = f"{sharing.finished:,} of {counted(len(paths), 'file')} had been finished by an earlier run"
                     plan = plan.with_notes(note)
         plan = plan.with_notes(*outputs.notes)
     return report(done, verified, losses)
@@ -380,8 +380,8 @@ class _Staged:
         assert target.parent is not None
         self._paths = [target.parent / file.name for file in plan.files]
         self._source, self._outputs, self._verify = source, outputs, verify
-        self._places = [outputs.staged(path) for path in self._paths]
-        self._pipeline = Pipeline(plan, container, source, self._places, self._open, verify=verify)
+        self._staged = [outputs.staged(path) for path in self._paths]
+        self._pipeline = Pipeline(plan, container, source, self._staged, self._open, verify=verify)
 
     def write(self, watcher: Watcher, shared: SharedFiles | None) -> list[FileResult]:
         """Write everything: alone, or with others."""
@@ -455,7 +455,7 @@ class _Staged:
 
     def _checked(self, pipeline: Pipeline, results: Sequence[FileResult]) -> int | None:
         """Check the bytes around the tensors, then the comparisons of tensors."""
-        for place in self._places:
+        for place in self._staged:
             with self._as_target(always=True):
                 self._container.check(place)
         if not self._verify:
@@ -470,7 +470,7 @@ class _Staged:
     def _compared(self, pipeline: Pipeline, results: Sequence[FileResult]) -> Compared:
         plan = self._plan
         if plan.restores:
-            check_kept(plan, self._places, Path(self._target.name))
+            check_stored(plan, self._staged, Path(self._target.name))
             restored = compare_restored(self._open(), plan)
             restored.check(plan.index.path, (), {})
             return restored
@@ -479,7 +479,7 @@ class _Staged:
         framed = any(frame.header for frame in self._container.frames)  # a header holds the digest now
         out = pipeline.index(again=framed or self._shared)
         checksums = out.checksums if framed else ()
-        parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
+        parts = zip(results, self._plan.files, self._container.frames, self._staged, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
         found = known | Digests(c.extent for c in checksums if c.extent not in known).all()
         compared.check(plan.index.path, checksums, found)
@@ -490,7 +490,7 @@ class _Staged:
         return compared
 
     def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[NewFile]:
-        for result, (file, frame, path), place in zip(results, self._parts(), self._places, strict=True):
+        for result, (file, frame, path), place in zip(results, self._parts(), self._staged, strict=True):
             found = result.digest.hex()
             if not frame.header:
                 yield NewFile(path, file.nbytes, found)
@@ -511,7 +511,7 @@ class _Staged:
 
     def _open(self) -> TensorIndex:
         """The index that a reader of the format finds in the staging directory."""
-        opened = self._places[0]
+        opened = self._staged[0]
         if not format_of(self._plan.format).single:
             if self._target.directory is not None:
                 opened = self._outputs.staging
@@ -532,7 +532,7 @@ class _Staged:
                 error.path = self._target.name
             raise
         except OutputError as error:
-            staged = {shown(place): shown(path) for place, path in zip(self._places, self._paths, strict=True)}
+            staged = {shown(place): shown(path) for place, path in zip(self._staged, self._paths, strict=True)}
             error.path = staged.get(error.path or "", error.path or self._target.name)
             raise
         except InputError as error:
@@ -552,14 +552,14 @@ def outputs_of(
     plan: Plan,
     target: destination.Destination,
     *,
-    places: Mapping[str, Path],
+    named: Mapping[str, Path],
     on_request: Sequence[str],
-    late: Sequence[LastFile],
+    last: Sequence[LastFile],
 ) -> list[Path]:
     """Everything that :func:`run` gives a name."""
-    side = side_places(plan, plan.contents(), target, places, on_request)
+    side = side_paths(plan, plan.contents(), target, named, on_request)
     files = [target.parent / file.name for file in plan.files] if target.parent is not None else []
-    return [*([target.directory] if target.directory else []), *files, *side, *(item.path for item in late)]
+    return [*([target.directory] if target.directory else []), *files, *side, *(item.path for item in last)]
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 from ckconv.conversion.write import NO_DIGEST
 from ckconv.core import __version__, tensors
 from ckconv.core.metadata import CONFIG_NAME, SideFile, beside, digest_of, root_of
-from ckconv.core.options import Records, asked
+from ckconv.core.options import Records, given_options
 from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
@@ -39,18 +39,18 @@ from ckconv.system import sync, write_at
 # The files beside a model: where they go, and those whose content follows from what is written.
 
 
-def side_places(
-    plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
+def side_paths(
+    plan: Plan, container: Container, target: Destination, named: Mapping[str, Path], on_request: Sequence[str]
 ) -> dict[Path, SmallFile]:
     """Where each side file goes; a model on stdout has no place beside it."""
     side: dict[Path, SmallFile] = {}
-    wanted = {*places, *on_request}
+    wanted = {*named, *on_request}
     for name in sorted(wanted - container.side_files.keys()):
         raise UsageError("usage.side-file", f"{plan.target_name} has no {name}")
     for name, content in container.side_files.items():
         if name in container.on_request and name not in wanted:
             continue
-        place = places.get(name) or _beside(target, name, content)
+        place = named.get(name) or _beside(target, name, content)
         if place is None and name in container.on_request:
             raise UsageError("usage.side-file", f"{name} must lie beside the model, and stdout has no place for it")
         if place is not None and any(place.absolute() == other.absolute() for other in side):
@@ -93,15 +93,15 @@ def written(side: Mapping[Path, SmallFile]) -> list[NewFile]:
     return [NewFile(path, len(what.content), digest_of(what.content)) for path, what in side.items()]
 
 
-def late_rooms(
-    late: Sequence[LastFile], paths: Sequence[Path], plan: Plan, side: Mapping[Path, SmallFile]
+def last_file_sizes(
+    last: Sequence[LastFile], paths: Sequence[Path], plan: Plan, side: Mapping[Path, SmallFile]
 ) -> dict[Path, LargeFile]:
     """The space that late files take, whose content is not known yet."""
     none = NO_DIGEST.hex()
     known = [NewFile(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
     known += written(side)
     rooms = {}
-    for item in late:
+    for item in last:
         nbytes = item.nbytes(known)
         rooms[item.path] = LargeFile(nbytes)
         known.append(NewFile(item.path, nbytes, none))
@@ -126,7 +126,7 @@ def named_last(plan: Plan, paths: Sequence[Path], side: Mapping[Path, SmallFile]
     return [*configs, *paths, *indexes]
 
 
-def write_late(item: LastFile, files: Sequence[NewFile], fd: int, *, verify: bool) -> NewFile:
+def write_last(item: LastFile, files: Sequence[NewFile], fd: int, *, verify: bool) -> NewFile:
     """Write a file whose content is known now, sync it, read it again.
 
     Raises:
@@ -146,7 +146,7 @@ def write_late(item: LastFile, files: Sequence[NewFile], fd: int, *, verify: boo
     return NewFile(item.path, at, meant.hexdigest())
 
 
-def late_files(
+def last_files(
     plan: Plan,
     place: Destination,
     *,
@@ -170,15 +170,15 @@ def late_files(
     if record or attest:
         facts = facts or Facts(plan, [(Path(path), weight) for path, weight in adapters])
         content = recorded(facts, place) if record else None
-    late = []
+    last = []
     digested = format_of(plan.format).keeps_source
     if plan.record:
-        late.append(_source_record(plan.record, plan, place, content if digested else None))
+        last.append(_source_record(plan.record, plan, place, content if digested else None))
     if content and not (plan.record and digested):
-        late.append(record_file(place, content))
+        last.append(record_file(place, content))
     if attest and facts:
-        late.append(attested(facts, place, attest))
-    return [*late, checksum_file(place)] if checksums else late
+        last.append(attested(facts, place, attest))
+    return [*last, checksum_file(place)] if checksums else last
 
 
 def _source_record(record: PayloadRecord, plan: Plan, place: Destination, content: Recorded | None) -> LastFile:
@@ -346,7 +346,7 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
         made = {
             "schema": conversion.SCHEMA,
             "ckconv": __version__,
-            **facts.asked,
+            **facts.parameters,
             "sources": facts.sources,
             "outputs": outputs,
         }
@@ -368,7 +368,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> LastFile:
             "predicate": {
                 "buildDefinition": {
                     "buildType": BUILD_TYPE,
-                    "externalParameters": facts.asked,
+                    "externalParameters": facts.parameters,
                     "resolvedDependencies": sources,
                 },
                 "runDetails": {"builder": {"id": BUILDER, "version": {"ckconv": __version__}}},
@@ -392,7 +392,7 @@ class Facts:
             self._families.append({"name": name, "sha256": digest, **({"unmeasured": open} if open else {})})
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Format, options, and the files that were named."""
         plan, options = self._plan, self._plan.options
         return {
@@ -400,7 +400,7 @@ class Facts:
             "version": plan.version or format_of(plan.format).version,
             "options": {
                 given.option.name: given.value
-                for given in asked(options)
+                for given in given_options(options)
                 if given.option.records is not Records.NEITHER
             },
             **({"origins": dict(plan.origins)} if plan.origins else {}),
@@ -570,18 +570,18 @@ def check_in_place(index: tensors.TensorIndex, place: Destination) -> bool:
 
 
 def check_tower(
-    tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[LastFile], *, force: bool
+    tower: tuple[Plan, Destination], outputs: Sequence[Path], last: Sequence[LastFile], *, force: bool
 ) -> None:
     """Check that a tower can be written when its text model is there.
 
     Args:
         outputs: everything that is written of the text model.
-        late: files beside the tower.
+        last: files beside the tower.
     """
     plan, place = tower
     assert place.parent is not None
     own = [place.parent / file.name for file in plan.files]
-    for path in (*own, *(item.path for item in late)):
+    for path in (*own, *(item.path for item in last)):
         if any(_is_same(path, other) for other in outputs):
             message = f"{path} would be both a file of the tower and one of the text model"
             raise UsageError("usage.target", message, hint="name another FILE for --mmproj")

@@ -250,7 +250,7 @@ class OutputReader:
                     self._found.append(None)
             return self._found[0]
 
-    def late(self, *, again: bool = False) -> TensorIndex:
+    def complete(self, *, again: bool = False) -> TensorIndex:
         """Return the index of the complete output.
 
         Args:
@@ -263,7 +263,7 @@ class OutputReader:
                 return replace(found, identities=now)
         self._found, found = [], None  # one index at a time: a million tensors take half a gigabyte
         self._found.append(self._read())
-        return self.late()
+        return self.complete()
 
 
 def compare(
@@ -367,7 +367,7 @@ def _padding(start: int, stop: int) -> Iterator[tuple[str, int, bytes]]:
         yield "padding", at, _EMPTY[: min(CHUNK, stop - at)]
 
 
-def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
+def check_stored(plan: Plan, staged: Iterable[Path], path: Path) -> None:
     """Compare bytes that a restored source has of its record with the record.
 
     Raises:
@@ -379,8 +379,8 @@ def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
             for step in file.steps:
                 if step.source is None or step.source.extents[0].path != record:
                     continue
-                kept = step.source.extents[0]
-                if not files.are_same([((record, kept.offset), (place, step.offset), kept.nbytes)]):
+                extent = step.source.extents[0]
+                if not files.are_same([((record, extent.offset), (place, step.offset), extent.nbytes)]):
                     message = f"{step.slot} differs from what the record keeps, from byte {step.offset:,} on"
                     raise VerifyError(CODE, message, path=path, offset=step.offset)
 
@@ -426,9 +426,9 @@ class Losses:
 
     def join(self, other: Losses) -> None:
         """Add what could not be kept in files that other threads or workers wrote."""
-        for mine, theirs in ((self.changed, other.changed), (self._unfit, other._unfit)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+        for own, added in ((self.changed, other.changed), (self._unfit, other._unfit)):
+            for name, count in added.items():
+                own[name] = own.get(name, 0) + count
         for name, change in other.merged.items():
             self.merge(name, change)
 

@@ -56,8 +56,8 @@ def scaled(kind: str, config: ModelConfig) -> str:
     """A sentence that RoPE is scaled, with the configuration key."""
     if config.raw:
         known = kind in _SCALINGS
-        said = f"{kind if known else quoted(kind)} of rope_scaling or rope_parameters"
-        return f"RoPE is scaled (rope_type {said}{'' if known else ', of which transformers knows nothing'})"
+        named = f"{kind if known else quoted(kind)} of rope_scaling or rope_parameters"
+        return f"RoPE is scaled (rope_type {named}{'' if known else ', of which transformers knows nothing'})"
     keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
     return f"RoPE is scaled ({kind} by {', '.join(keys)})"
 
@@ -151,12 +151,12 @@ def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool)
     """
     kind = scaling.get("rope_type")
     names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
-    said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
-    said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
+    terms = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
+    terms |= {key: scaling[key] for key in names if scaling.get(key) is not None}
     if kind == "yarn" and scaling.get("factor"):
         more = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-        said["attention_factor"] = yarn_scale(scaling["factor"], *more)
-        said |= {"mscale_all_dim": scaling.get("mscale_all_dim")} if latent else {}
+        terms["attention_factor"] = yarn_scale(scaling["factor"], *more)
+        terms |= {"mscale_all_dim": scaling.get("mscale_all_dim")} if latent else {}
 
     def shortest(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -165,7 +165,7 @@ def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool)
             shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
         )
 
-    return {"rope_type": kind, **{key: shortest(value) for key, value in said.items()}}
+    return {"rope_type": kind, **{key: shortest(value) for key, value in terms.items()}}
 
 
 def yarn_scale(
@@ -184,12 +184,12 @@ def yarn_scale(
 
 def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
     """YaRN without an ``attention_factor`` that readers compute themselves."""
-    factor, said = scaling.get("factor"), scaling.get("attention_factor")
-    if said is None or not factor:
+    factor, attention = scaling.get("factor"), scaling.get("attention_factor")
+    if attention is None or not factor:
         return dict(scaling)
     default = yarn_scale(factor, None, scaling.get("mscale"), scaling.get("mscale_all_dim"))
-    kept = shortest_float32(float(said)) != shortest_float32(default)
-    return {key: value for key, value in scaling.items() if kept or key != "attention_factor"}
+    stated = shortest_float32(float(attention)) != shortest_float32(default)
+    return {key: value for key, value in scaling.items() if stated or key != "attention_factor"}
 
 
 #: Powers and quotients of float32 may differ by some units in the last place from library to library.
@@ -512,18 +512,18 @@ def config_differences(
     found: dict[str, tuple[object, object]] = {}
     if a.expert_ffn_size and b.expert_ffn_size:  # of a dense feed-forward, and no layer has one
         a = replace(a, ffn_size=b.ffn_size)
-    said = a, b  # a window that reaches beyond the context is said, too
+    stated = a, b  # a window that reaches beyond the context is said, too
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
-        ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
-        if isinstance(ours, dict) and isinstance(theirs, dict) and not same_words:
-            weights = [one.get("attention_factor") or 0 for one in (ours, theirs)]
+        of_a, of_b = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
+        if isinstance(of_a, dict) and isinstance(of_b, dict) and not same_words:
+            weights = [one.get("attention_factor") or 0 for one in (of_a, of_b)]
             if math.isclose(*weights, rel_tol=_TOLERANCE):  # a GGUF has it divided by what llama.cpp multiplies with
-                theirs |= {key: ours[key] for key in ("attention_factor",) if key in ours}
-        may_lack = (getattr(one, name) is None and name not in has for one, has in zip(said, worded, strict=True))
+                of_b |= {key: of_a[key] for key in ("attention_factor",) if key in of_a}
+        may_lack = (getattr(one, name) is None and name not in has for one, has in zip(stated, worded, strict=True))
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or any(may_lack))
-        if ours != theirs and not silent:
-            found[name] = ours, theirs
+        if of_a != of_b and not silent:
+            found[name] = of_a, of_b
     for name in sorted({*a.own, *b.own} - LEFT_OUT):
         pair = a.own.get(name), b.own.get(name)
         if not same_words:  # a GGUF has the float32 next to a number

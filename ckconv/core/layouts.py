@@ -324,7 +324,7 @@ Axis = tuple[int, int]
 Box = tuple[tuple[int, int], ...]
 
 #: Layouts that are shared: the tensors of a model have a few dozen.
-_KEPT = 1024
+_MAX_CACHED = 1024
 
 #: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w), exp(w), or
 #: log(1 + exp(w)). A tensor has one of them everywhere or none, so the difference of two says what makes the one out of
@@ -533,12 +533,12 @@ class Layout:
         """The stored elements at which canonical rows start."""
         if len(self.strips) == 1:
             return self.strips[0].start(rows)
-        places, first = rows * 0, 0
+        starts, first = rows * 0, 0
         for strip in self.strips:
             own = (rows >= first) & (rows < first + strip.height)
-            places[own] = strip.start(rows[own] - first)
+            starts[own] = strip.start(rows[own] - first)
             first += strip.height
-        return places
+        return starts
 
     def same_bytes_as(self, other: Layout) -> bool:
         """Whether two layouts store the same values at the same places."""
@@ -557,8 +557,8 @@ class Layout:
                 continue
             inner = math.prod(n for n, _ in one.rows[1:])
             stride = one.rows[0][1] if one.rows else 0
-            kept = merged([(many // inner, stride), *one.rows[1:]])
-            strips.append(Strip(one.first + first // inner * stride, kept, one.cols))
+            axes = merged([(many // inner, stride), *one.rows[1:]])
+            strips.append(Strip(one.first + first // inner * stride, axes, one.cols))
             first, left = 0, left - many
         return replace(self, rows=rows, strips=tuple(strips), shared=True)
 
@@ -585,18 +585,18 @@ def stored_order(layout: Layout, other: Layout) -> Layout | None:
         return None
     if (layout.rows, layout.cols) != (other.rows, other.cols) or other.elements != other.rows * other.cols:
         return None
-    places: list[Axis] = []
+    order: list[Axis] = []
     for n, _, step, of_rows in other.strips[0].stored:
         axes = [axis for axis in layout.strips[0].stored if axis[3] is of_rows]
         found = [(n, stride * step // own) for size, stride, own, _ in axes if own <= step and step * n <= own * size]
         if not found:
             return None
-        places.append(found[0])
+        order.append(found[0])
     rows, cols = other.stored_rows, other.stored_cols
-    split = next((at for at in range(len(places) + 1) if math.prod(n for n, _ in places[at:]) == cols), None)
+    split = next((at for at in range(len(order) + 1) if math.prod(n for n, _ in order[at:]) == cols), None)
     if split is None:
         return None
-    strips = (Strip(layout.strips[0].first, merged(places[:split]), merged(places[split:])),)
+    strips = (Strip(layout.strips[0].first, merged(order[:split]), merged(order[split:])),)
     return replace(layout, rows=rows, cols=cols, strips=strips)
 
 
@@ -609,13 +609,13 @@ def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
     return Strip(first, merged(axes[:split]), merged(axes[split:]))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: float = 0) -> Layout:
     """Rows in canonical order, padded at their ends and after the last."""
     return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def headed(
     heads: int,
     head_rows: int,
@@ -629,15 +629,15 @@ def headed(
     """Rows of heads, each padded to ``head_stride`` stored rows."""
     stride, width = head_stride or head_rows, stored_cols or cols
     rows = [(2, width), (head_rows // 2, 2 * width)] if interleaved else [(head_rows, width)]
-    places = Strip(0, merged([(heads, stride * width), *rows]), merged([(cols, 1)]))
-    return Layout(heads * head_rows, cols, heads * stride, width, (places,), shift=shift)
+    stored = Strip(0, merged([(heads, stride * width), *rows]), merged([(cols, 1)]))
+    return Layout(heads * head_rows, cols, heads * stride, width, (stored,), shift=shift)
 
 
 def column_blocks(rows: int, heads: int, head_cols: int, *, block_rows: int = 0, stored_cols: int = 0) -> Layout:
     """Columns of heads, each stored as a ``[block_rows, stored_cols]`` block."""
     block, width = block_rows or rows, stored_cols or head_cols
-    places = Strip(0, merged([(rows, width)]), merged([(heads, block * width), (head_cols, 1)]))
-    return Layout(rows, heads * head_cols, heads * block, width, (places,))
+    stored = Strip(0, merged([(rows, width)]), merged([(heads, block * width), (head_cols, 1)]))
+    return Layout(rows, heads * head_cols, heads * block, width, (stored,))
 
 
 def transposed(rows: int, cols: int, *, stored_cols: int = 0) -> Layout:

@@ -189,12 +189,12 @@ else:
         """Make a data class, whose constructor is not compiled."""
 
         def decorated(kind: type) -> type:
-            said = kind.__annotations__  # texts, in each of which words of ``dataclasses`` would be looked for
-            kind.__annotations__ = dict.fromkeys(said, object)
+            declared = kind.__annotations__  # texts, in each of which words of ``dataclasses`` would be looked for
+            kind.__annotations__ = dict.fromkeys(declared, object)
             found = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
-            found.__annotations__ = said
+            found.__annotations__ = declared
             for each in dataclasses.fields(found):
-                each.type = said.get(each.name, each.type)
+                each.type = declared.get(each.name, each.type)
             found.__init__, found.__replace__ = _initializer(found), _replacer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]

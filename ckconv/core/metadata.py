@@ -290,16 +290,16 @@ _NAMED: Mapping[str, tuple[str, str, str]] = {
 
 def card_of_text(text: str) -> Card:
     """Read the card of a README.md; empty without front matter in YAML."""
-    said = _front_matter(text)
-    found: dict[str, Any] = {field: _text(said.get(key)) for field, (key, _) in _TEXTS.items()}
-    found |= {field: _texts(said.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
+    front = _front_matter(text)
+    found: dict[str, Any] = {field: _text(front.get(key)) for field, (key, _) in _TEXTS.items()}
+    found |= {field: _texts(front.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
     return Card(**found)
 
 
 def own_in_card(text: str) -> dict[str, str]:
     """Texts of a README.md about the model itself, by :data:`OWN_KEYS`."""
-    said = _front_matter(text)
-    return {key: found for key, theirs in OWN_KEYS.items() if (found := _text(said.get(theirs)))}
+    front = _front_matter(text)
+    return {key: found for key, field in OWN_KEYS.items() if (found := _text(front.get(field)))}
 
 
 def _front_matter(text: str) -> dict[Any, Any]:
@@ -309,10 +309,10 @@ def _front_matter(text: str) -> dict[Any, Any]:
     import yaml
 
     try:
-        said = yaml.load(front[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        parsed = yaml.load(front[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def text_of_card(card: Card, own: Mapping[str, str], library: str) -> str:
@@ -322,16 +322,16 @@ def text_of_card(card: Card, own: Mapping[str, str], library: str) -> str:
         own: texts about the model itself, by :data:`OWN_KEYS`.
         library: that loads it (``library_name``).
     """
-    said: dict[str, Any] = {key: getattr(card, field) for field, (key, _) in _TEXTS.items()}
+    keys: dict[str, Any] = {key: getattr(card, field) for field, (key, _) in _TEXTS.items()}
     lists = {key: [*getattr(card, field)] for field, (key, *_) in (*_NAMED.items(), *_LISTS.items())}
-    said |= lists | {OWN_KEYS[key]: text for key, text in own.items()}
-    said = {key: value for key, value in said.items() if value}
-    if not said:
+    keys |= lists | {OWN_KEYS[key]: text for key, text in own.items()}
+    keys = {key: value for key, value in keys.items() if value}
+    if not keys:
         return ""
     import yaml
 
-    said["library_name"] = library
-    return f"---\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=True)}---\n"
+    keys["library_name"] = library
+    return f"---\n{yaml.safe_dump(keys, sort_keys=False, allow_unicode=True)}---\n"
 
 
 def card_of_keys(keys: Mapping[str, Any]) -> Card:
@@ -364,12 +364,12 @@ def _items(keys: Mapping[str, Any], start: str, place: str) -> Iterator[str]:
     """Names of the hub under a key, without titles that repeat them."""
     count = keys.get(f"{start}.count")
     for number in range(min(count, _MOST) if isinstance(count, int) else 0):
-        said = {key: _text(keys.get(f"{start}.{number}.{key}")) for key in ("repo_url", "organization", "name")}
-        url = said["repo_url"].rstrip("/")
+        labels = {key: _text(keys.get(f"{start}.{number}.{key}")) for key in ("repo_url", "organization", "name")}
+        url = labels["repo_url"].rstrip("/")
         if url.startswith(place) and url.removeprefix(place).count("/") == 1:
             yield url.removeprefix(place)
-        elif said["name"]:
-            yield said["name"]
+        elif labels["name"]:
+            yield labels["name"]
 
 
 def _title(word: str) -> str:
@@ -394,7 +394,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 # The text of a file beside a model: bytes, or made when they are written.
 
 #: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
-HELD = 16 << 20
+MAX_IN_MEMORY = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,18 +427,18 @@ def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
     Args:
         pieces: makes them, the same each time. What it raises is raised.
     """
-    held: list[bytes] = []
+    buffer: list[bytes] = []
     from hashlib import sha256
 
     nbytes, digest = 0, sha256()
     for piece in pieces():
         nbytes += len(piece)
         digest.update(piece)
-        if nbytes <= HELD:
-            held.append(piece)
+        if nbytes <= MAX_IN_MEMORY:
+            buffer.append(piece)
         else:
-            held.clear()
-    return b"".join(held) if nbytes <= HELD else StreamedText(nbytes, digest.hexdigest(), pieces)
+            buffer.clear()
+    return b"".join(buffer) if nbytes <= MAX_IN_MEMORY else StreamedText(nbytes, digest.hexdigest(), pieces)
 
 
 def pieces_of(content: SideFile) -> Iterator[bytes]:

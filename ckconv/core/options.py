@@ -404,7 +404,7 @@ class SetOption(NamedTuple):
         return rows or other.name in EXCLUDES.get((self.option.name, self.value), ())
 
 
-def asked(options: Options) -> Iterator[SetOption]:
+def given_options(options: Options) -> Iterator[SetOption]:
     """The options that somebody asked for, in the order of the fields."""
     for item in fields(options):
         value = getattr(options, item.name)

@@ -45,7 +45,7 @@ _BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "e
 
 
 #: Names that are kept taken apart: everybody asks, and few models have more.
-_KEPT = 4096
+_MAX_CACHED = 4096
 
 
 class Name(NamedTuple):
@@ -56,7 +56,7 @@ class Name(NamedTuple):
     expert: int | None = None
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def parse(name: str) -> Name:
     """Replace whole-number segments, the first by ``{n}``, then ``{e}``.
 
@@ -94,7 +94,7 @@ def spellings(stored: str) -> Iterator[Name]:
         yield Name(_PART.sub("_{e}", name.pattern, count=1), name.layer, int(part[1]))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def with_layer(pattern: str, layer: int | None) -> str:
     """The name that a pattern gives for one layer."""
     return pattern if layer is None else pattern.replace("{n}", str(layer))
@@ -281,7 +281,7 @@ def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -
 T = TypeVar("T")
 
 #: Items that are kept: as many tensors as large models have.
-KEPT = 1 << 17
+MAX_OBJECTS = 1 << 17
 
 
 class LazySequence(Sequence[T]):
@@ -322,13 +322,13 @@ class LazySequence(Sequence[T]):
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
     """``count`` items: kept if few, else made whenever asked for."""
-    return tuple(map(make, range(count))) if count <= KEPT else LazySequence(count, make)
+    return tuple(map(make, range(count))) if count <= MAX_OBJECTS else LazySequence(count, make)
 
 
 def reordered(items: Sequence[T], order: Iterable[int]) -> Sequence[T]:
     """The items at these places."""
-    places = array("I", order)
-    return made(len(places), lambda at: items[places[at]])
+    positions = array("I", order)
+    return made(len(positions), lambda at: items[positions[at]])
 
 
 def chained(parts: Sequence[Sequence[T]]) -> Sequence[T]:
@@ -563,7 +563,7 @@ def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def blocks_apart(dtype: DType, layout: Layout) -> str:
+def blocks_split(dtype: DType, layout: Layout) -> str:
     """Why blocks cannot stay whole in canonical order; empty if they can."""
     if layout.run % dtype.block == 0 and (layout.whole_rows or dtype.block == 1 or dtype.ggml is not None):
         return ""
@@ -580,7 +580,7 @@ def quantized_order(source: Tensor, dtype: DType, layout: Layout) -> tuple[Tenso
         canonical rows are quantized as they are, or the order is not that of one matrix.
     """
     floats = source.dtype.kind is Kind.FLOAT and not (source.merge or source.packed or source.planes)
-    if dtype.kind is not Kind.BLOCK or not floats or not blocks_apart(dtype, layout):
+    if dtype.kind is not Kind.BLOCK or not floats or not blocks_split(dtype, layout):
         return None
     found = stored_order(source.layout, layout)
     own = stored_order(layout, layout)
@@ -599,10 +599,10 @@ def in_rows_of(tensor: Tensor, other: Tensor) -> Tensor:
 
     Blocks of a matrix may run over its rows, in a file that has cut them anew.
     """
-    mine, theirs = tensor.layout, other.layout
-    anew = tensor.dtype.block == 1 < other.dtype.block and mine.cols != theirs.cols
-    plainly = all(one.same_bytes_as(plain(one.rows, one.cols)) for one in (mine, theirs)) if anew else False
-    return replace(tensor, layout=theirs) if plainly else tensor
+    own, target = tensor.layout, other.layout
+    anew = tensor.dtype.block == 1 < other.dtype.block and own.cols != target.cols
+    plainly = all(one.same_bytes_as(plain(one.rows, one.cols)) for one in (own, target)) if anew else False
+    return replace(tensor, layout=target) if plainly else tensor
 
 
 class TensorsByName(Mapping[str, Tensor]):
@@ -626,13 +626,13 @@ class TensorsByName(Mapping[str, Tensor]):
             raise KeyError(name)
         stored = self._stored[at] if at < len(self._stored) else None
         if stored is None or stored.name != own:
-            at = self._places[own]
+            at = self._positions[own]
             stored = self._stored[at]
         self._next = at + 1
         return stored
 
     @cached_property
-    def _places(self) -> Mapping[str, int]:
+    def _positions(self) -> Mapping[str, int]:
         return {stored.name: at for at, stored in enumerate(self._stored)}
 
     def __contains__(self, name: object) -> bool:

@@ -34,7 +34,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, INDEX, checksum_of_files, family_of_gguf, own_files
 from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, NameRule, Names, decoder, fusion_names, names_of
-from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
+from ckconv.families.schema import MAX_FAMILIES, MEMORY, Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, has_transposed
 
 # -- Paths of the modules of every family, for Hugging Face and MLX ----------------------------------------------------
@@ -192,7 +192,7 @@ def rule_of(found: NameRule) -> Rule:
     return Rule(found.canonical.removesuffix(_WEIGHT), has_module(found), stacked, found.side_by_side)
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def _paths(family: Family, format: str) -> dict[str, str]:
     """Canonical module -> path, as patterns, fused modules included."""
     names = names_of(family, format)
@@ -211,16 +211,14 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     for root, layer in family.prefixes.get(MEMORY, ()) if format == HF else ():
         stored_root, stored_layer = family.prefixes[HF][0]
         paths = {
-            ours: layer + theirs.removeprefix(stored_layer)
-            if theirs.startswith(stored_layer)
-            else root + theirs.removeprefix(stored_root)
-            for ours, theirs in paths.items()
-            if theirs.startswith((stored_layer, stored_root))
+            ours: layer + path.removeprefix(stored_layer)
+            if path.startswith(stored_layer)
+            else root + path.removeprefix(stored_root)
+            for ours, path in paths.items()
+            if path.startswith((stored_layer, stored_root))
         }
     return {
-        ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
-        for ours, theirs in paths.items()
-        if theirs.endswith(_WEIGHT)
+        ours.removesuffix(_WEIGHT): path.removesuffix(_WEIGHT) for ours, path in paths.items() if path.endswith(_WEIGHT)
     }
 
 
@@ -321,19 +319,19 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
     """
     assert index.adapter is not None
     module_name = name.removesuffix(".weight").removesuffix(".bias")
-    asked = parse(module_name)
+    named = parse(module_name)
     found = []
     own = index.adapter.modules.get(module_name)
     if own is not None:
         found.append(Change(own, {role: index.tensors[f"{module_name}.{role.value}"] for role in own.roles}))
     for fused, parts in PARTS.items():
-        whole = with_layer(fused, asked.layer)
+        whole = with_layer(fused, named.layer)
         module = index.adapter.modules.get(whole)
-        if module is None or asked.pattern not in parts:
+        if module is None or named.pattern not in parts:
             continue
-        shapes = [matrix_shape(with_layer(part, asked.layer), config) or (0, 0) for part in parts]
+        shapes = [matrix_shape(with_layer(part, named.layer), config) or (0, 0) for part in parts]
         heights = [math.prod(shape[:-1]) for shape in shapes]  # of heads, too
-        at = parts.index(asked.pattern)
+        at = parts.index(named.pattern)
         first = sum(heights[:at])
         tensors = {}
         for role in module.roles:
@@ -400,11 +398,11 @@ def _parts(
     module: AdapterModule, base: ModelConfig, has_place: Callable[[str, ModelConfig], bool]
 ) -> list[tuple[str, int]]:
     """Names and rows of a module's matrices in the target."""
-    asked = parse(module.name)
-    left, found = PARTS.get(asked.pattern, ()), []
+    named = parse(module.name)
+    left, found = PARTS.get(named.pattern, ()), []
     while left and module.roles == (Role.A, Role.B):
         for name, many in _beginnings(left):
-            own, shape = with_layer(name, asked.layer), matrix_shape(with_layer(name, asked.layer), base)
+            own, shape = with_layer(name, named.layer), matrix_shape(with_layer(name, named.layer), base)
             if shape is not None and len(shape) == 2 and has_place(own, base):
                 found.append((own, math.prod(shape[:-1])))
                 left = left[many:]
@@ -779,7 +777,7 @@ class Collector:
         for role, other in ((Role.A, Role.B), (Role.B, Role.A)):
             if role in parts and other not in parts:
                 there = parts[role].stored.name
-                self.faults.add("adapter.rank", f"{quoted(there)} has no {_SAID[other]} beside it", tensor=there)
+                self.faults.add("adapter.rank", f"{quoted(there)} has no {_ROLE_NAMES[other]} beside it", tensor=there)
                 return None
         a, b = (_tensor("", parts[role]) for role in (Role.A, Role.B))
         axes = 3 if ".experts." in name and len(a.shape) == 3 else 2
@@ -802,7 +800,7 @@ class Collector:
         return ranks[0]
 
 
-_SAID = {Role.A: "A", Role.B: "B"}
+_ROLE_NAMES = {Role.A: "A", Role.B: "B"}
 
 
 def _tensor(name: str, part: Part) -> Tensor:

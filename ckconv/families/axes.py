@@ -233,7 +233,7 @@ def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
     terms = [term for product in stored for term in product]
     stride = math.prod(_term_size(term, size) for term in terms)
     first = 0
-    places: list[tuple[str, int, int]] = []
+    positions: list[tuple[str, int, int]] = []
     for term in terms:
         stride //= _term_size(term, size)
         own: Product = (term,)
@@ -243,8 +243,8 @@ def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
         inner = stride * _size(own, size)
         for letter in _letters(own):
             inner //= _term_size(letter, size)
-            places.append((letter, _term_size(letter, size), inner))
-    axes = _in_order(places, [letter for product in canonical for letter in _letters(product)])
+            positions.append((letter, _term_size(letter, size), inner))
+    axes = _in_order(positions, [letter for product in canonical for letter in _letters(product)])
     return Move(sizes(stored, size), sizes(canonical, size), first, axes)
 
 
@@ -259,9 +259,9 @@ def _span(term: Segments, part: int, size: Size) -> tuple[int, Product]:
     raise AxesError(f"there is no segment {part + 1}")
 
 
-def _in_order(places: list[tuple[str, int, int]], canonical: list[str]) -> tuple[tuple[int, int], ...]:
+def _in_order(positions: list[tuple[str, int, int]], canonical: list[str]) -> tuple[tuple[int, int], ...]:
     """Stored axes in canonical order; axes of length 1 need no partner."""
-    left, axes = list(places), []
+    left, axes = list(positions), []
     for name in canonical:
         place = next((place for place in left if place[0] == name), None)
         if place is None:

@@ -43,7 +43,7 @@ _EXTRA = "of a layer that predicts further tokens, which is not needed to comput
 _CODE = "model.config"
 
 #: Parameters -> the keys of the source that they stand under, for people: `` (hidden_size)``.
-Said = Callable[..., str]
+Bracketed = Callable[..., str]
 
 
 class Item(NamedTuple):
@@ -109,7 +109,7 @@ def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
     return (f"{misfit.message}: tensors keep the names of the file",) if misfit is not None else ()
 
 
-def not_following(family: Family, error: ExpressionError, said: Said) -> str:
+def not_following(family: Family, error: ExpressionError, bracketed: Bracketed) -> str:
     """Message on an expression without a value.
 
     Raises:
@@ -120,7 +120,7 @@ def not_following(family: Family, error: ExpressionError, said: Said) -> str:
     text = error.why or f"a number or list of {an(family.name)} does not follow from its configuration"
     rows = (family.parameters[name] for name in sorted(error.names) if name in family.parameters)
     of_rope = ", ".join(cell.key for row in rows for cell in row.key_cells("hf"))
-    return f"{text}{said(*sorted(error.names)) or f' ({of_rope})'}"
+    return f"{text}{bracketed(*sorted(error.names)) or f' ({of_rope})'}"
 
 
 def canonicalize(
@@ -128,7 +128,7 @@ def canonicalize(
     family: Family,
     names: Names,
     config: ModelConfig,
-    said: Said,
+    bracketed: Bracketed,
     *,
     path: Path | None = None,
     layers: str = "the number of layers",
@@ -151,13 +151,13 @@ def canonicalize(
             tensors are one.
         UnsupportedError: ``model.config``, values in an order that cannot be moved.
     """
-    reading = _Reading(family, names, config, said, path, layers, nested, extra, drop)
+    reading = _Reading(family, names, config, bracketed, path, layers, nested, extra, drop)
     try:
         for item in items:
             reading.add(item)
         return reading.finish()
     except ExpressionError as error:
-        raise InputError(_CODE, not_following(family, error, said), path=path) from None
+        raise InputError(_CODE, not_following(family, error, bracketed), path=path) from None
 
 
 class _Reading:
@@ -166,14 +166,14 @@ class _Reading:
         family: Family,
         names: Names,
         config: ModelConfig,
-        said: Said,
+        bracketed: Bracketed,
         path: Path | None,
         layers: str,
         nested: tuple[tuple[str, str], ...],
         why: str,
         drop: Sequence[str],
     ) -> None:
-        self.names, self.said, self.layers, self.nested, self.why = names, said, layers, nested, why
+        self.names, self.bracketed, self.layers, self.nested, self.why = names, bracketed, layers, nested, why
         self.family, self.config, self.drop = family, config, drop
         self.sizes = Sizes(family, config.scope)
         self.tensors: dict[str, Tensor] = {}
@@ -268,10 +268,10 @@ class _Reading:
     def _lacking(self) -> int | None:
         """First layer without a tensor that one behind the last has."""
         either = (with_layer(found.parts[0].canonical, layer) for _, found, layer in self.either)
-        held, has = {*self.tensors, *self.stacks, *either}, self.sizes.has
+        present, has = {*self.tensors, *self.stacks, *either}, self.sizes.has
         rows, layers = self.rows_beyond.items(), range(self.config.num_layers)
         return next(
-            (n for n in layers for name, part in rows if has(part.row, n) and with_layer(name, n) not in held), None
+            (n for n in layers for name, part in rows if has(part.row, n) and with_layer(name, n) not in present), None
         )
 
     def _place_either(self) -> None:
@@ -294,8 +294,8 @@ class _Reading:
 
     def _fault(self, message: str, tensor: str) -> None:
         layer = self._look_up(tensor)[0].layer
-        late = self.drafts > 0 and layer is not None and layer >= self.config.num_layers
-        self.faults.add(_CODE, message, tensor=tensor, hint=DROP_MTP if late else None)
+        drafted = self.drafts > 0 and layer is not None and layer >= self.config.num_layers
+        self.faults.add(_CODE, message, tensor=tensor, hint=DROP_MTP if drafted else None)
 
     def _layers(self, name: Name, part: Part) -> float:
         """Upper bound of layer numbers in the stack of a row."""
@@ -332,13 +332,13 @@ class _Reading:
 
     def _place(self, item: Item, found: NameRule, layer: int | None) -> None:
         """A tensor, or the parts of one that holds several."""
-        parts, tensor = self.sizes.held(found.parts), item.tensor
+        parts, tensor = self.sizes.present(found.parts), item.tensor
         kinds = [self._kind(part, layer, tensor.source) for part in parts]
         whole = kinds[0].whole
         if tensor.shape != whole:
             tensor = next((one for one in item.others if one.shape == whole), tensor)
         if tensor.shape != whole:
-            made = f"the configuration makes it {list(whole)}{self._said(parts)}"
+            made = f"the configuration makes it {list(whole)}{self._keys(parts)}"
             self._fault(f"tensor {quoted(tensor.source)} has shape {list(tensor.shape)}, {made}", tensor.source)
             return
         names = tuple([with_layer(part.canonical, layer) for part in parts])
@@ -356,7 +356,7 @@ class _Reading:
         except shapes.AxesError as error:
             named = sorted(part.by.names) if part.by is not None else ()
             keys = dict.fromkeys(each for name in named for each in (name, *self._behind(name)))
-            raise UnsupportedError(_CODE, f"{error}{self.said(*keys, 'family')}", tensor=tensor.source) from None
+            raise UnsupportedError(_CODE, f"{error}{self.bracketed(*keys, 'family')}", tensor=tensor.source) from None
         return with_factor(tensor, factor)
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
@@ -364,13 +364,13 @@ class _Reading:
             return self.sizes.kind(part, layer)
         except shapes.AxesError as error:
             fused = [part, part._replace(axes=part.row.fused_axes)]
-            raise UnsupportedError(_CODE, f"{error}{self._said(fused)}", tensor=source) from None
+            raise UnsupportedError(_CODE, f"{error}{self._keys(fused)}", tensor=source) from None
 
-    def _said(self, parts: Sequence[Part]) -> str:
+    def _keys(self, parts: Sequence[Part]) -> str:
         """The keys that a shape follows from."""
         found = (letter for part in parts for letter in shapes.letters(part.axes) if letter in self.family.axes)
         named = (name for letter in found for name in sorted(self.family.axes[letter].names - {"n"}))
-        return self.said(*dict.fromkeys(each for name in named for each in (name, *self._behind(name))), "family")
+        return self.bracketed(*dict.fromkeys(each for name in named for each in (name, *self._behind(name))), "family")
 
     def _behind(self, name: str) -> list[str]:
         """Parameters that a parameter follows from, directly or by default."""
@@ -383,17 +383,17 @@ class _Reading:
         layer = parse(name).layer
         count = self.sizes.of(part.row, layer)(part.stack)
         counted = self.family.axes[part.stack].names
-        said, what = self.said(*sorted(counted)), "expert" if "experts" in counted else "part"
+        keys, what = self.bracketed(*sorted(counted)), "expert" if "experts" in counted else "part"
         beyond = [n for n in sorted(members) if n >= count]
         if beyond:
             source = members[beyond[0]].tensor.source
             self._fault(
-                f"the number of {what}s{said} is {count:,}, {quoted(source)} names {what} {beyond[0]:,}", source
+                f"the number of {what}s{keys} is {count:,}, {quoted(source)} names {what} {beyond[0]:,}", source
             )
             return
         if len(members) < count:
             missing = next(n for n in range(int(count)) if n not in members)
-            there = f"{len(members):,} of {count:,} {what}s{said} are there"
+            there = f"{len(members):,} of {count:,} {what}s{keys} are there"
             self._fault(f"{name}: {there}, {what} {missing:,} is missing", next(iter(members.values())).tensor.source)
             return
         ordered = [members[n] for n in range(int(count))]
@@ -403,7 +403,7 @@ class _Reading:
             if item.tensor.shape != kind.whole or item.tensor.dtype is not one.dtype:
                 self._fault(
                     f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
-                    f"the configuration and the other parts make it {one.dtype} {list(kind.whole)}{self._said([part])}",
+                    f"the configuration and the other parts make it {one.dtype} {list(kind.whole)}{self._keys([part])}",
                     item.tensor.source,
                 )
                 return
@@ -502,7 +502,7 @@ def unowned(index: TensorIndex) -> dict[str, Tensor]:
         catalog.FAMILIES[index.config.family] if index.config and index.metadata_kind is MetadataKind.TYPED else None
     )
     written = names_of(family, "gguf").written.values() if family else ()
-    if not any(letter.startswith("_") for held in written for letter in shapes.letters(held.parts[0].stored)):
+    if not any(letter.startswith("_") for rule in written for letter in shapes.letters(rule.parts[0].stored)):
         return {}
     stored = {one.name: one for one in index.stored}
     found = dict[str, Tensor]()

@@ -104,8 +104,8 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
     used = {letter for row in family.tensors.values() for letter in shapes.letters(row.fused_axes)}
     yield from ((f"axes.{letter}", expression) for letter, expression in family.axes.items() if letter in used)
     kinds = [one for row in family.tensors.values() for one in (row.layers, row.spare) if one]
-    asked = {name for one in (*kinds, *family.layers.values()) for name in one.names}
-    yield from ((f"layers.{name}", one) for name, one in family.layers.items() if name in asked)
+    named = {name for one in (*kinds, *family.layers.values()) for name in one.names}
+    yield from ((f"layers.{name}", one) for name, one in family.layers.items() if name in named)
     for letter, stack in family.stacks.items():
         yield f"stacks.{letter}.count", stack.count
     for name, row in family.tensors.items():
@@ -130,8 +130,8 @@ def _steps(family: Family, taker: str, name: str, known: dict[str, int], above: 
         raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")
     if name not in known:
         parameter = family.parameters.get(name)
-        asked = (parameter.value, parameter.defaults.get(taker)) if parameter else ()
-        others = {other for expression in asked if expression for other in expression.names}
+        expressions = (parameter.value, parameter.defaults.get(taker)) if parameter else ()
+        others = {other for expression in expressions if expression for other in expression.names}
         known[name] = 1 + max(
             (_steps(family, taker, other, known, (*above, name)) for other in sorted(others)), default=0
         )
@@ -150,11 +150,11 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
             yield from _segment_faults(family, format, pattern, found)
     for pattern, choices in names.choices.items():
         # layers whose numbers in names a stack lists are told by them
-        told = {
+        listed_rows = {
             choice.parts[0].row.name for choice in choices if choice.numbers is not None and choice.numbers.of_lists
         }
         for one, other in combinations([choice.parts[0].row.name for choice in choices], 2):
-            if one != other and (one in told) == (other in told) and not _exclusive(family, one, other):
+            if one != other and (one in listed_rows) == (other in listed_rows) and not _exclusive(family, one, other):
                 yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
 
 
@@ -270,8 +270,8 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
         contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
         family = _loaded(path, contents)
         parents, over = listed(table.get("extends", [])), listed(table.get("gguf", {}).get("over", []))
-        for other, theirs in tables.items():
-            for claim in _claims(path, name, table, other, theirs):
+        for other, other_table in tables.items():
+            for claim in _claims(path, name, table, other, other_table):
                 raise fault(path, f"{claim}, and so does {families[other].path}")
         claimed = {*shipped["family"].get(name, ())}
         for section, key in (("huggingface", "model_type"), ("gguf", "arch")):
@@ -280,13 +280,13 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
         others = {other: read_file(FOLDER / f"{other}.toml") for other in sorted(claimed - set(parents))}
         classes = _words(table, "huggingface", "class")
         for other in sorted(others, key=lambda one: classes.isdisjoint(_words(others[one], "huggingface", "class"))):
-            theirs = {**others[other], "gguf": {}} if other in over else others[other]
-            for claim in _claims(path, name, table, other, theirs, changed.values()):
+            other_table = {**others[other], "gguf": {}} if other in over else others[other]
+            for claim in _claims(path, name, table, other, other_table, changed.values()):
                 section, _, key = claim.partition(":")[0].partition(".")
                 same = [
-                    (parent, said[section]["match"])
-                    for parent, said in changed.items()
-                    if "match" in said.get(section, {}) and _words(table, section, key) & _words(said, section, key)
+                    (parent, base[section]["match"])
+                    for parent, base in changed.items()
+                    if "match" in base.get(section, {}) and _words(table, section, key) & _words(base, section, key)
                 ]
                 changes = f'extends = "{other}" changes that one'
                 if same and "match" not in table.get(section, {}):
@@ -306,7 +306,7 @@ def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
 
 
 def _claims(
-    path: Path, name: str, table: Table, other: str, theirs: Table, changed: Collection[Table] = ()
+    path: Path, name: str, table: Table, other: str, other_table: Table, changed: Collection[Table] = ()
 ) -> Iterator[str]:
     """Names that two families both claim.
 
@@ -316,12 +316,12 @@ def _claims(
     if name == other:
         yield f"the file is called {name}"
     match = table.get("huggingface", {}).get("match")
-    apart = [one for one in changed if match and match == one.get("huggingface", {}).get("match")]
-    kept = {word for one in apart for word in _words(one, "huggingface", "model_type")}
-    for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type") - kept:
+    extended = [one for one in changed if match and match == one.get("huggingface", {}).get("match")]
+    allowed = {word for one in extended for word in _words(one, "huggingface", "model_type")}
+    for word in _words(table, "huggingface", "model_type") & _words(other_table, "huggingface", "model_type") - allowed:
         yield f"huggingface.model_type: it claims {word!r}"
-    shared = _words(table, "gguf", "arch") & _words(theirs, "gguf", "arch")
-    if shared and both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):
+    shared = _words(table, "gguf", "arch") & _words(other_table, "gguf", "arch")
+    if shared and both_hold(path, table["gguf"].get("match", "true"), other_table["gguf"].get("match", "true")):
         yield f"gguf.arch: it claims {min(shared)!r} under a match that holds for the same files"
 
 
@@ -335,8 +335,8 @@ def both_hold(path: Path, *conditions: Any) -> bool:
     if len(keys) > _MOST_KEYS:
         return True
     parsed = [parse(str(text).lower() if isinstance(text, bool) else str(text)) for text in conditions]
-    for held in product((False, True), repeat=len(keys)):
-        there = dict(zip(keys, held, strict=True))
+    for truths in product((False, True), repeat=len(keys)):
+        there = dict(zip(keys, truths, strict=True))
         try:
             if all(one.value({"has": lambda key, there=there: there.get(key, False)}) for one in parsed):
                 return True
@@ -486,19 +486,19 @@ def _named(word: str, key: str) -> Family | None:
     return next((FAMILIES[name] for name in (*fitting, *alone)), None)
 
 
-def told_by_architecture(name: str) -> str:
+def family_in_gguf(name: str) -> str:
     """Family that a GGUF of this family reads as: Mistral's as a Llama."""
     family = FAMILIES[name]
-    if _is_told(family):
+    if _is_readable(family):
         return name
     base = listed(_own_table(name).get("extends", []))
     others = sorted(families_of_gguf(family.gguf), key=lambda one: one.name not in base)
-    return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
+    return next((one.name for one in others if _is_readable(one) and one.experts == family.experts), name)
 
 
 def alike_in_gguf(family: Family) -> list[str]:
     """Families whose GGUFs are those of this one, which stands first."""
-    return [family.name, *(name for name in FAMILIES if name != family.name == told_by_architecture(name))]
+    return [family.name, *(name for name in FAMILIES if name != family.name == family_in_gguf(name))]
 
 
 def rows_of_head(index: TensorIndex) -> Collection[str]:
@@ -514,13 +514,13 @@ def written_as(family: Family, engine: str) -> str:
     return row.written_as if row else ""
 
 
-def _is_told(family: Family) -> bool:
+def _is_readable(family: Family) -> bool:
     """Whether some GGUFs read as this family."""
     condition = family.in_gguf.condition
     if condition is None:
         return True
-    asked = list(dict.fromkeys(condition.asked))
-    files = (dict(zip(asked, there, strict=True)) for there in product((True, False), repeat=len(asked)))
+    keys = list(dict.fromkeys(condition.probed_keys))
+    files = (dict(zip(keys, there, strict=True)) for there in product((True, False), repeat=len(keys)))
     return any(condition.value({"has": file.__getitem__}) for file in files)
 
 
@@ -553,14 +553,14 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
         document: the keys of the file, for a ``model_type`` of several families (dense models and mixtures); one of
             an empty file without it.
     """
-    said = defaultdict(lambda: None, {**(document or {}), "architectures": classes_of(document or {})})
+    values = defaultdict(lambda: None, {**(document or {}), "architectures": classes_of(document or {})})
     named = _named(model_type, "model_type") if document is not None else None
     if named is not None:
         return named
     for name in _naming(model_type, "model_type"):
         condition = _own_table(name)["huggingface"].get("match")
         with suppress(ExpressionError):  # a key that tells families apart may hold anything
-            if condition is None or parse(condition).value(said):
+            if condition is None or parse(condition).value(values):
                 return FAMILIES[name]
     return FAMILIES.get(model_type)
 
@@ -589,12 +589,12 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
         return None
     named = document.get("architectures")
     classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
-    said = defaultdict(lambda: None, document)
+    values = defaultdict(lambda: None, document)
     found = []
     for name in (family for word in classes for family in _naming(word, "class")):
         condition = _own_table(name)["huggingface"].get("match")
         with suppress(ExpressionError):
-            if condition is None or parse(condition).value(said):
+            if condition is None or parse(condition).value(values):
                 found.append(name)
     return FAMILIES[found[0]] if len(found) == 1 else None
 
@@ -739,17 +739,17 @@ def window_words(config: ModelConfig) -> str:
     return "sliding_window, use_sliding_window, max_window_layers, layer_types" if switched else "sliding_window"
 
 
-def said(config: ModelConfig, *fields: str, format: str = "") -> str:
+def bracketed(config: ModelConfig, *fields: str, format: str = "") -> str:
     """`` (num_attention_heads, head_dim)``; empty without a document.
 
     Args:
         fields: of the configuration, or parameters; ``family`` is what says which class it is of.
     """
-    names = dict.fromkeys(name for field in fields for name in keys_said(config, field, format))
+    names = dict.fromkeys(name for field in fields for name in field_keys(config, field, format))
     return f" ({', '.join(names)})" if names else ""
 
 
-def keys_said(config: ModelConfig, field: str, format: str) -> list[str]:
+def field_keys(config: ModelConfig, field: str, format: str) -> list[str]:
     """Keys of a field in the source."""
     family = family_of(config)
     if family is None or (format == "gguf" and field == "family"):
@@ -777,7 +777,7 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
         return of_class(config).replace("(model_type", ", ".join(["(model_type", *keys]))
     family = FAMILIES[config.family]
     others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
-    keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
+    keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.probed_keys]
     of_file = (key[1:] if key.startswith("=") else full_key(family.gguf, key) for key in keys)  # "=" names a tensor
     keys = [*of_file, *_of_layers(family, format, pattern)]
     return f" of {an(family.name)} ({', '.join(dict.fromkeys(keys))})" if keys else ""
@@ -785,8 +785,8 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
 
 def _of_layers(family: Family, format: str, pattern: str) -> list[str]:
     """Keys that say which layers have a tensor, where not all have it."""
-    held = names_of(family, format if format in ("gguf", "mlx") else "hf").stored.get(pattern)
-    return _keys_of(family, held.parts[0].row, format) if held else []
+    rule = names_of(family, format if format in ("gguf", "mlx") else "hf").stored.get(pattern)
+    return _keys_of(family, rule.parts[0].row, format) if rule else []
 
 
 def _keys_of(family: Family, row: TensorRow, format: str, *switches: Expression | None) -> list[str]:
@@ -801,7 +801,7 @@ def _keys_of(family: Family, row: TensorRow, format: str, *switches: Expression 
     return [key for name in fields for key in words(family, name)]
 
 
-def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
+def layer_keys(config: ModelConfig, pattern: str, format: str) -> list[str]:
     """Keys that say whether, and in which layers, a model has a tensor."""
     family = family_of(config)
     rows = family.tensors.values() if family else ()
@@ -812,11 +812,11 @@ def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
     return list(dict.fromkeys(_keys_of(family, row, format, *switches)))
 
 
-def tensors_said(config: ModelConfig, *, format: str) -> str:
+def tensor_keys(config: ModelConfig, *, format: str) -> str:
     """The keys that say which tensors a model has, in brackets."""
     family = family_of(config)
     experts = ("num_experts",) if family is not None and family.experts else ()
-    return said(config, "num_layers", *experts, "family", format=format)
+    return bracketed(config, "num_layers", *experts, "family", format=format)
 
 
 def tie_word(config: ModelConfig) -> str:
@@ -827,9 +827,9 @@ def tie_word(config: ModelConfig) -> str:
     return words[0] if words else "" if row is not None and row.value is not None else "tie_word_embeddings"
 
 
-def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
+def bracketed_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     """:func:`said` of parameters of family files; ``family`` is none."""
-    return lambda *names: said(config, *(FIELD_OF.get(name, name) for name in names), format=format)
+    return lambda *names: bracketed(config, *(FIELD_OF.get(name, name) for name in names), format=format)
 
 
 def without_aids(config: ModelConfig) -> ModelConfig:
@@ -863,15 +863,15 @@ def read_otherwise(made: ModelConfig, config: ModelConfig, *, of: str, factors: 
         of: format of the source, whose keys are named.
         factors: a tensor has what RoPE is scaled by.
     """
-    ours, theirs = (replace(without_aids(without_noted(one)), context_length=0) for one in (config, made))
+    stated, reread = (replace(without_aids(without_noted(one)), context_length=0) for one in (config, made))
     worded = worded_fields(config, factors=factors)
     found = dict[str, tuple[object, object]]()
-    for name, (mine, other) in config_differences(ours, theirs, same_words=False, worded=(worded, worded)).items():
-        if isinstance(mine, dict) and isinstance(other, dict):
-            keys = [key for key in mine | other if mine.get(key) != other.get(key)]
-            found |= {f"{name}: {key}": (mine.get(key), other.get(key)) for key in keys}
+    for name, (own, other) in config_differences(stated, reread, same_words=False, worded=(worded, worded)).items():
+        if isinstance(own, dict) and isinstance(other, dict):
+            keys = [key for key in own | other if own.get(key) != other.get(key)]
+            found |= {f"{name}: {key}": (own.get(key), other.get(key)) for key in keys}
         else:
-            found[name] = mine, other
+            found[name] = own, other
     return [f"{name}{_stated(config, name, of)} is {a!r}, and would be read as {b!r}" for name, (a, b) in found.items()]
 
 
@@ -879,9 +879,9 @@ def _stated(config: ModelConfig, field: str, format: str) -> str:
     """:func:`said`, with keys of RoPE's tables."""
     family = family_of(config)
     row = family.parameters.get(_PARAMETER_OF.get(field, field)) if family else None
-    if format != "gguf" and row is not None and config.raw and not said(config, field):
+    if format != "gguf" and row is not None and config.raw and not bracketed(config, field):
         return f" ({', '.join(cell.key for cell in row.key_cells('hf'))})" if row.key_cells("hf") else ""
-    return said(config, field, format=format)
+    return bracketed(config, field, format=format)
 
 
 def stated_in(config: ModelConfig, message: str, format: str) -> str:

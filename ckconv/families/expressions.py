@@ -148,7 +148,7 @@ def llama3(turned: int, theta: float, *given: Any) -> Any:
 
 def others(table: object, known: list[str]) -> list[str]:
     """Keys of a table that are not among known ones, and say something."""
-    return sorted(key for key, said in table.items() if key not in known and said) if isinstance(table, dict) else []
+    return sorted(key for key, value in table.items() if key not in known and value) if isinstance(table, dict) else []
 
 
 def items(table: object) -> list[str]:
@@ -243,7 +243,7 @@ class Expression(NamedTuple):
     tree: ast.expr
 
     @property
-    def asked(self) -> list[str]:
+    def probed_keys(self) -> list[str]:
         """Metadata keys in calls of ``has``: ``has('expert_count')``."""
         calls = [node for node in _nodes(self.tree) if isinstance(node, ast.Call)]
         of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]

@@ -102,10 +102,10 @@ def default_of(document: Mapping[str, Any], key: str) -> Any:
     if not (isinstance(value, str) and value.startswith("= ")):
         return value
 
-    def said(name: str) -> Any:
+    def value_of(name: str) -> Any:
         return document.get(name, of_class.get(name))
 
-    numbers = [said(name) for name in value.removeprefix("= ").split(" // ")]
+    numbers = [value_of(name) for name in value.removeprefix("= ").split(" // ")]
     if len(numbers) == 1:
         return numbers[0]
     whole = all(isinstance(number, int) for number in numbers) and numbers[1] > 0
@@ -283,15 +283,15 @@ def expected_layers_of(config: ModelConfig, on: Mapping[str, bool], consumer: st
         on: keys of :func:`switches_of` -> there are those biases; of others, what the class takes.
     """
     family = catalog.FAMILIES[config.family]
-    told = {}
+    biases = {}
     for name in switches(family):
         row = family.parameters[name]
-        asked = [on[cell.key] for cell in row.key_cells("hf") if cell.key in on]
-        told[name] = any(asked) if asked else _by_default(row, config, consumer)
+        stated = [on[cell.key] for cell in row.key_cells("hf") if cell.key in on]
+        biases[name] = any(stated) if stated else _by_default(row, config, consumer)
     if consumer != MLX_LM:
-        return expected_layers(family, "hf", {**config.scope, **told})
+        return expected_layers(family, "hf", {**config.scope, **biases})
     everywhere = dict.fromkeys(required(family, "mlx_lm"), range(config.num_layers))
-    return expected_layers(family, "mlx", {**config.scope, **told}) | everywhere
+    return expected_layers(family, "mlx", {**config.scope, **biases}) | everywhere
 
 
 class Fit(NamedTuple):

@@ -79,11 +79,11 @@ def read_windows(
     slides = kinds.count(SLIDING)
     if slides and not size:
         names = {name for cell in window.key_cells("hf") if cell.read for name in cell.read.names}
-        asked = [*_keys_of([window]), *_keys_of([family.parameters[name] for name in names & family.parameters.keys()])]
-        said = ", ".join(f"{key} is {'null' if own.get(key) is None else own[key]}" for key in asked)
-        raise fail(f"{said}, and {slides} layers slide ({', '.join([*_keys_of([row]), 'model_type'])})")
-    kept = any(not cell.alias for cells in row.cells.values() for cell in cells)
-    return Windows(size if slides else None, kinds if kept or (slides and FULL in kinds) else None)
+        keys = [*_keys_of([window]), *_keys_of([family.parameters[name] for name in names & family.parameters.keys()])]
+        stated = ", ".join(f"{key} is {'null' if own.get(key) is None else own[key]}" for key in keys)
+        raise fail(f"{stated}, and {slides} layers slide ({', '.join([*_keys_of([row]), 'model_type'])})")
+    stored = any(not cell.alias for cells in row.cells.values() for cell in cells)
+    return Windows(size if slides else None, kinds if stored or (slides and FULL in kinds) else None)
 
 
 def _keys_of(rows: Sequence[Parameter]) -> list[str]:
@@ -177,8 +177,8 @@ def read_rope(
         turns_a_part: the class turns a part of every head where nothing is scaled; others turn all of it.
     """
     base = own.get(style.theta)
-    if style.said and base is not None:
-        base = style.said.value({"it": checked_number(style.theta, base, REAL, fail)})
+    if style.read_theta and base is not None:
+        base = style.read_theta.value({"it": checked_number(style.theta, base, REAL, fail)})
     own = {**own, "rope_theta": base, "partial_rotary_factor": own.get(style.share)}
     scaling = _object(own.get("rope_scaling"), "rope_scaling", fail)
     nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
@@ -189,7 +189,7 @@ def read_rope(
             {key: value for key, value in one.items() if key != style.share} for one in (scaling, nested)
         )
     modifiers: list[str] = []
-    if style.said and consumer == TRANSFORMERS and nested.get("rope_theta") is not None:
+    if style.read_theta and consumer == TRANSFORMERS and nested.get("rope_theta") is not None:
         modifiers.append(Modifier(f"rope_parameters = {dict(nested)!r}", Cause.STRAY))  # the class has another key
         nested = {}
     if style.by_part:
@@ -219,7 +219,7 @@ def read_rope(
     if theta is None:
         raise fail(f"{style.theta} is missing (what the class takes for it then is not known)")
     if theta == 0:
-        raise fail(f"{_said(stated, theta)} is 0")
+        raise fail(f"{_key_with(stated, theta)} is 0")
     overruled: list[str] = []
     for key, value in stated.items():
         if value == theta:
@@ -230,7 +230,7 @@ def read_rope(
             taken = f"transformers takes {theta:,}, its own, for rope_theta"
             raise fail(f"{key} is {value:,}, and not read, because rope_scaling is there: {taken}")
         else:
-            overruled.append(f"{key}, because {_said(stated, theta)} is there")
+            overruled.append(f"{key}, because {_key_with(stated, theta)} is there")
     kind, other = _kind(table, name, consumer, fail)
     kind = style.older.get(consumer, {}).get(kind, kind)
     untaken = consumer == TRANSFORMERS and style.types is not None and kind not in ("default", *style.types)
@@ -257,8 +257,8 @@ def read_rope(
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
     if consumer == MLX_LM:
         tables = {where: nested, "rope_scaling": scaling}
-        part, said = _mlx_part(own, tables, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
-        modifiers += said + _mlx_numbers(table, name, scaling if table is nested else nested, where, kind)
+        part, ignored = _mlx_part(own, tables, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
+        modifiers += ignored + _mlx_numbers(table, name, scaling if table is nested else nested, where, kind)
     by_one = scales_by_one({**table, "rope_type": kind}) and (turns_a_part or part == 1)
     plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind)) or by_one
     if plain and not turns_a_part:
@@ -370,7 +370,7 @@ def _of_mlx(
     return default if theta is None else theta, {} if style.mlx_lm in ("base", "nowhere") else table, name
 
 
-def _said(stated: Mapping[str, float], theta: float) -> str:
+def _key_with(stated: Mapping[str, float], theta: float) -> str:
     return next((key for key, value in stated.items() if value == theta), "rope_theta")
 
 
@@ -423,15 +423,15 @@ def _mlx_part(
 
     A class that turns whole heads whatever is said: what released models say is left to a note of the engine's row.
     """
-    said = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor") for name, table in tables.items()}
+    shares = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor") for name, table in tables.items()}
     if style.whole:
-        said[style.share] = own.get("partial_rotary_factor")
+        shares[style.share] = own.get("partial_rotary_factor")
         usual = style.part[MLX_LM]
-        stated = [value for value in said.values() if value is not None]
+        stated = [value for value in shares.values() if value is not None]
         part = usual if all(value == usual for value in stated) else 1.0
     elif not (turns_a_part or scaled):
         return part, []
-    return part, [_two(key, value, f"{part:g}") for key, value in said.items() if value is not None and value != part]
+    return part, [_two(key, value, f"{part:g}") for key, value in shares.items() if value is not None and value != part]
 
 
 def _mlx_numbers(table: Mapping[str, Any], name: str, other: Mapping[str, Any], where: str, kind: str) -> list[str]:
@@ -558,11 +558,11 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_outer_tie(config: Mapping[str, Any], family: Family, consumer: str) -> Mapping[str, Any]:
     """Text document with ``tie_word_embeddings`` as the whole's class has it."""
-    own, said = text_config(config), text_part(config)
+    own, part = text_config(config), text_part(config)
     outer = config.get(_TIED) if isinstance(config.get(_TIED), bool) else None
     if consumer != TRANSFORMERS or own is config:
         return own
-    text = bool(_tied(said, family, consumer))
+    text = bool(_tied(part, family, consumer))
     tied = ties_head(str(config.get("model_type")), whole=outer, text=text)
     if tied is None:  # of code beside the model: the text part's class is within
         tied = bool(outer) or text
@@ -618,10 +618,10 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     unknown, closed = unknown_keys(config, family, consumer)
-    said = flat(text_part(config))
-    base = said.get("rope_theta")  # the table of the newer style may say it once more, and nothing else
+    text = flat(text_part(config))
+    base = text.get("rope_theta")  # the table of the newer style may say it once more, and nothing else
     twice = {} if base is None else {"rope_parameters.rope_theta": base, "rope_parameters.rope_type": "default"}
-    new = {key: value for key, value in said.items() if key in keys.seen or key not in twice or twice[key] != value}
+    new = {key: value for key, value in text.items() if key in keys.seen or key not in twice or twice[key] != value}
     modifiers += [*closed, *keys.unseen(new)]
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
@@ -674,11 +674,11 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
         cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]
         if row.value is not None:  # keys of another row are compared there
             cells = [cell for cell in cells if cell.key not in read]
-        said = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
+        stated = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
         ruled = name == "layer_types" or (name == "window" and "layer_types" in family.parameters)
         ruled = ruled or (name == "rope_theta" and family.document.rope.alpha)
         of_biases = any(cell.tensor.endswith(".bias") for cells in row.cells.values() for cell in cells)  # classes' own
-        if not said or ruled or of_biases:
+        if not stated or ruled or of_biases:
             continue
         others = {key: scope[key] for key in scope if key != name}
         try:
@@ -695,14 +695,14 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
             row_of = (
                 "no row layer_types says which layers slide" if name == "window" else "no rule of [config] takes it"
             )
-            key, value = next(iter(said.items()))
+            key, value = next(iter(stated.items()))
             raise fault(family.path, f"parameters.{name}: config.json says {key} = {value!r}, and {row_of}")
 
 
 def _model_type(own: Mapping[str, Any], family: Family) -> str:
     """The document's, if it is one of the family's."""
-    said = str(own.get("model_type", ""))
-    return said if said in family.in_huggingface.names else family.model_type
+    stated = str(own.get("model_type", ""))
+    return stated if stated in family.in_huggingface.names else family.model_type
 
 
 def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tuple[list[str], list[Modifier]]:
@@ -728,8 +728,8 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
         unknown = [*unknown, text_key(config)]  # the class of a text model reads none, and this reader would
     elif known and not code and not foreign:
         return unknown, []
-    said = "no model_type" if own.get("model_type") is None else "model_type, architectures"
-    whose = f"{family.name} ({said})"
+    keys = "no model_type" if own.get("model_type") is None else "model_type, architectures"
+    whose = f"{family.name} ({keys})"
     refused = [
         Modifier(f"{key} = {own[key]!r}, {Cause.UNKNOWN_KEY.value} {whose}", Cause.UNKNOWN_KEY) for key in unknown
     ]
@@ -850,8 +850,8 @@ def _defaults(
         field = FIELD_OF.get(name, "")
         if field not in NUMBERS or field in _BY_RULE or field in values:
             continue
-        said = any(key in own for key in document_words(family, field))
-        if said and (not default.names or field == "sliding_window"):
+        stated = any(key in own for key in document_words(family, field))
+        if stated and (not default.names or field == "sliding_window"):
             continue
         both = {**values, **made}
         known = {name: both[field] for name, field in FIELD_OF.items() if both.get(field) is not None}

@@ -135,13 +135,13 @@ class Keys(NamedTuple):
             if source not in self.keys[name].readers:
                 yield name
 
-    def unseen(self, said: Mapping[str, Any]) -> Iterator[str]:
+    def unseen(self, document: Mapping[str, Any]) -> Iterator[str]:
         """Values unlike those of all models of the file: "key = value, ..."."""
         if not self.seen:
             return
-        for name in sorted({*said, *self.seen}):
+        for name in sorted({*document, *self.seen}):
             key = self.keys.get(name, self.keys.get(name.partition(".")[0]))
-            value, values = said.get(name), self.seen.get(name, (NONE,))
+            value, values = document.get(name), self.seen.get(name, (NONE,))
             if key is not None and key.kind is Kind.HARMLESS:
                 continue
             items = value if isinstance(value, list) and value else [NONE if value is None else value]
@@ -264,7 +264,7 @@ class Parameter(NamedTuple):
         return self.value is not None and not self.cells.get("gguf")
 
     @property
-    def asked(self) -> frozenset[str]:
+    def depends_on(self) -> frozenset[str]:
         """The parameters that it may follow from."""
         cells = [cell for cells in self.cells.values() for cell in cells]
         made = [one for cell in cells for one in (cell.expression, cell.read, cell.write, cell.when)]
@@ -334,12 +334,12 @@ class ParameterRows(merge.Fields):
     def check(self, parameters: Mapping[str, Parameter], formats: Iterable[str]) -> None:
         """Check rows against each other: unique keys, required cells."""
         for format in formats:
-            places: dict[str, str] = {}
+            owners: dict[str, str] = {}
             for name, parameter in parameters.items():
                 self.where = f"parameters.{name}"
                 for cell in parameter.key_cells(format):
-                    if not cell.alias and places.setdefault(cell.key, name) != name:
-                        raise self.fault(f"{cell.key} is written by {places[cell.key]!r} too")
+                    if not cell.alias and owners.setdefault(cell.key, name) != name:
+                        raise self.fault(f"{cell.key} is written by {owners[cell.key]!r} too")
                     if format == "gguf" and name == "layer_types" and not cell.alias and cell.type != "str[]":
                         self._check_kinds(cell)
                 needed = not (parameter.value or parameter.optional or parameter.defaults)
@@ -382,8 +382,8 @@ class ParameterRows(merge.Fields):
         }
         kinds = [kind for kind in _KINDS if kind in row]
         if len(kinds) != 1:
-            said = f"says {' and '.join(kinds)}" if kinds else "says none of them"
-            raise self.fault(f"a cell has one of the fields {', '.join(_KINDS)}; this one {said}")
+            found = f"says {' and '.join(kinds)}" if kinds else "says none of them"
+            raise self.fault(f"a cell has one of the fields {', '.join(_KINDS)}; this one {found}")
         kind = kinds[0]
         if kind == "key":
             key, _, type = str(row["key"]).partition(":")
@@ -425,7 +425,7 @@ class RopeStyle(NamedTuple):
             a row.
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
-        said: the number of the first -> the base, where it is another one.
+        read_theta: the number of the first -> the base, where it is another one.
         counted: what they call the number of elements of a head that they turn, "" where none has a key for it.
     """
 
@@ -436,7 +436,7 @@ class RopeStyle(NamedTuple):
     default: Mapping[str, Any] = {}
     part: Mapping[str, float] = {}
     theta: str = "rope_theta"
-    said: Expression | None = None
+    read_theta: Expression | None = None
     share: str = "partial_rotary_factor"
     counted: str = ""
     alpha: bool = False
@@ -597,7 +597,7 @@ def rope_style(
         default=default,
         part={READERS[who][0]: share for who, share in part.items() if who in READERS},
         theta=next((cell.key for cell in base if not cell.of_rope), RopeStyle().theta),
-        said=next((cell.read for cell in base if not cell.of_rope), None),
+        read_theta=next((cell.read for cell in base if not cell.of_rope), None),
         share=next((cell.key for cell in parts), RopeStyle().share),
         counted=next((cell.key for cell in turned if not cell.of_rope and not cell.read), ""),
         alpha="rope_alpha" in parameters,

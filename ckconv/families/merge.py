@@ -61,11 +61,11 @@ def _plain(value: Any, depth: int = 0) -> str | None:
 
 
 def _each(form: Form, items: list[Any]) -> str | None:
-    return next((f"[{n}]{said}" for n, item in enumerate(items) if (said := form(item))), None)
+    return next((f"[{n}]{message}" for n, item in enumerate(items) if (message := form(item))), None)
 
 
 def _entries(form: Form, table: Mapping[str, Any]) -> str | None:
-    return next((f".{key}{said}" for key, value in table.items() if (said := form(value))), None)
+    return next((f".{key}{message}" for key, value in table.items() if (message := form(value))), None)
 
 
 def _many(form: Form) -> Form:
@@ -92,7 +92,7 @@ def _table(fields: Mapping[str, Form]) -> Form:
 
 def _fields(fields: Mapping[str, Form], table: Mapping[str, Any]) -> str | None:
     known = (key for key in table if key in fields)
-    return next((f".{key}{said}" for key in known if (said := fields[key](table[key]))), None)
+    return next((f".{key}{message}" for key in known if (message := fields[key](table[key]))), None)
 
 
 def _shape(value: Any) -> str | None:
@@ -495,14 +495,14 @@ def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
         "modifiers": other.get("modifiers", {}),
         "harmless": dict.fromkeys(other.get("harmless", []), True),
     }
-    said = {key for group in groups.values() for key in group}
+    claimed = {key for group in groups.values() for key in group}
     for name, group in groups.items():
         before = into.get(name, {})
-        kept = {key: value for key, value in dict.fromkeys(before, True).items() if key not in said}
+        inherited = {key: value for key, value in dict.fromkeys(before, True).items() if key not in claimed}
         if name == "harmless":
-            into[name] = [*kept, *group]
+            into[name] = [*inherited, *group]
         else:
-            into[name] = {key: before[key] for key in kept} | {k: v for k, v in group.items() if v != "absent"}
+            into[name] = {key: before[key] for key in inherited} | {k: v for k, v in group.items() if v != "absent"}
     for name in (name for name in other if name not in groups):  # in the order of the file
         both = isinstance(other[name], dict) and isinstance(into.get(name), dict)
         table = {**into[name], **other[name]} if both else other[name]

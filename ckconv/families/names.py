@@ -18,7 +18,7 @@ from ckconv.families import axes as shapes, expressions, merge
 from ckconv.families.schema import (
     COUNTED_NUMBERS,
     EXPERTS,
-    FAMILIES_KEPT,
+    MAX_FAMILIES,
     WHOLE_NUMBERS,
     Cell,
     Family,
@@ -132,7 +132,7 @@ class Names(NamedTuple):
         return tuple({found.pattern: found for found in self.written.values() if len(found.parts) > 1}.values())
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def names_of(family: Family, format: str) -> Names:
     """The rows of ``family`` for ``hf``, ``mlx`` or ``gguf``."""
     return _Compiler(family, format).names()
@@ -243,8 +243,8 @@ class _Compiler:
         if written is None or table is self.turned:
             return
         for part in found.parts:
-            held = written.get(part.canonical)
-            if held is None or held.pattern == found.pattern:
+            known = written.get(part.canonical)
+            if known is None or known.pattern == found.pattern:
                 written[part.canonical] = found
 
     def _whole(self, found: NameRule) -> str:
@@ -262,8 +262,8 @@ class _Compiler:
         stored = cell.axes or axes
         if kind == "bias" and len(axes) > 1:
             without = (axes[-1], ("1",))  # columns, and the axis of one of a convolution's kernel
-            kept = axes[:-1] if stored == axes else tuple(product for product in stored if product not in without)
-            axes, stored = axes[:-1], kept
+            rest = axes[:-1] if stored == axes else tuple(product for product in stored if product not in without)
+            axes, stored = axes[:-1], rest
         canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
         value = cell.value if kind == "weight" else ""  # of a norm's scale; its shift is stored as it is
         return Part(canonical, axes, stored, cell.part, value, cell.stack, row, cell.by, cell.instead)
@@ -346,7 +346,7 @@ def numbered_on(stored: str, family: Family, layers: int) -> str:
     return family.prefixes[HF][0][1].replace("{n}", str(layers + int(found[1] or 0))) + found[2]
 
 
-def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> str:
+def draft_name(called: str, canonical: str, family: Family, layers: int) -> str:
     """Inverse of :func:`numbered_on`; leaves further names alone."""
     layer = parse(canonical).layer
     if not (family.of_drafts and layer is not None and layer >= layers and canonical.startswith("layers.")):
@@ -377,7 +377,7 @@ def heads_of(family: Family, canonical: str) -> str | None:
     return family.axes[letter].text if isinstance(letter, str) else None
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def _shifts(family: Family) -> Mapping[str, float]:
     """Canonical pattern -> shift of stored values in GGUF and bump."""
     written = names_of(family, GGUF).written.values()
@@ -390,7 +390,7 @@ def shift_of(family: Family, canonical: str) -> float:
     return own.get(parse(canonical).pattern, 0) if own else 0
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def tables_of(family: Family, *values: str) -> frozenset[str]:
     """Canonical patterns of tables of whole numbers, or of some values."""
     kinds = values or (WHOLE_NUMBERS, EXPERTS, COUNTED_NUMBERS)
@@ -398,7 +398,7 @@ def tables_of(family: Family, *values: str) -> frozenset[str]:
     return frozenset(part.canonical for found in written for part in found.parts if part.value in kinds)
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def interleaves(family: Family) -> bool:
     """Whether GGUF stores rows of heads with RoPE pairs as neighbors."""
     return any(heads_of(family, name) for name in names_of(family, GGUF).written)
@@ -448,21 +448,21 @@ def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
         return None, f"{PARAMS_NAME} says {more[0]}, which is not part of Mistral's decoders that ckconv knows"
     if mixture is not None and (not isinstance(mixture, dict) or mixture.keys() != of_moe.keys()):
         return None, f"what {PARAMS_NAME} says of {_MOE} is not {' and '.join(of_moe)} alone, as a Mixtral has it"
-    said = {known[key]: value for key, value in given.items() if key in known}
-    if isinstance(said.get("sliding_window"), str) and said["sliding_window"].isdecimal():
-        said["sliding_window"] = int(said["sliding_window"])
-    own = {} if mixture is None else {theirs: mixture[key] for key, theirs in of_moe.items()}
+    renamed = {known[key]: value for key, value in given.items() if key in known}
+    if isinstance(renamed.get("sliding_window"), str) and renamed["sliding_window"].isdecimal():
+        renamed["sliding_window"] = int(renamed["sliding_window"])
+    own = {} if mixture is None else {name: mixture[key] for key, name in of_moe.items()}
     config = {
         **table["dense" if mixture is None else "mixture"],
         **table["default"],
         "sliding_window": None,
-        **said,
+        **renamed,
         **own,
     }
-    return config, "" if "max_position_embeddings" in said else CONTEXT_NOTE
+    return config, "" if "max_position_embeddings" in renamed else CONTEXT_NOTE
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def reference_names(family: Family) -> Names:
     """The names of a family's tensors there."""
     own = [names_of(family, scheme) for scheme in (GGUF, HF)]
@@ -560,7 +560,7 @@ def part_hint(family: Family | None, pattern: str) -> str:
     return f"--drop '{pattern}' leaves out what {family.name} does not have"
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def scheme_names(family: Family, scheme: str) -> Names:
     """Names of a family in ``hf``, ``mlx`` or an alternative scheme."""
     if scheme in (HF, MLX):
@@ -634,7 +634,7 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
     )
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def _gguf_names(family: Family) -> Mapping[str, str]:
     """Canonical pattern -> GGUF's name of the tensor that alone has it."""
     own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written

@@ -156,13 +156,13 @@ class Values(Mapping[str, Any]):
 
     def _unread(self, parameter: Parameter, error: ExpressionError) -> str:
         """Message on keys that give no value for a parameter."""
-        asked = [self._family.parameters[one] for one in sorted(error.names) if one in self]
-        for rows in ([parameter], asked) if error.why else ([parameter, *asked],):
+        followed = [self._family.parameters[one] for one in sorted(error.names) if one in self]
+        for rows in ([parameter], followed) if error.why else ([parameter, *followed],):
             cells = [cell for row in rows for cell in row.key_cells(self._source.format) if self._looks_at(cell)]
-            said = {cell.key: self._source.value(cell.key) for cell in cells if self._source.has(cell.key)}
-            if said:
+            stated = {cell.key: self._source.value(cell.key) for cell in cells if self._source.has(cell.key)}
+            if stated:
                 break
-        values = ", ".join(f"{key} = {reprlib.repr(value)}" for key, value in said.items())
+        values = ", ".join(f"{key} = {reprlib.repr(value)}" for key, value in stated.items())
         return f"{values or parameter.name}: {error.why or f'no {parameter.name} follows from it'}"
 
     def _read(self, parameter: Parameter) -> Any:
@@ -225,8 +225,8 @@ class Values(Mapping[str, Any]):
         of_layers = several and cell.key.rpartition(".")[2] in _OF_LAYERS
         layers = self._source.value("block_count") if of_layers else None
         if isinstance(layers, int) and len(stored) != layers:  # llama_model_loader::get_key_or_arr
-            said = counted(len(stored), "number")
-            raise ParameterError(f"{cell.key} has {said}, and llama.cpp wants one for {counted(layers, 'layer')}")
+            count = counted(len(stored), "number")
+            raise ParameterError(f"{cell.key} has {count}, and llama.cpp wants one for {counted(layers, 'layer')}")
         if typed and cell.type.endswith("[]") and isinstance(stored, bool):
             raise ParameterError(f"{cell.key} must be a list or a number, got {stored}")
         if cell.words:
@@ -263,8 +263,8 @@ class Values(Mapping[str, Any]):
         """Whether the tensor is in the file, with ``{n}`` in every layer."""
         layers = range(min(self["layers"], MAX_LAYERS)) if "{n}" in cell.tensor else ()
         names = [cell.tensor.replace("{n}", str(n)) for n in layers] or [cell.tensor]
-        said = [(self._source.shape(self._named(name)) is not None) == (cell.kind == "present") for name in names]
-        return with_it(cell.read, said, self) if cell.read is not None else said[0]
+        present = [(self._source.shape(self._named(name)) is not None) == (cell.kind == "present") for name in names]
+        return with_it(cell.read, present, self) if cell.read is not None else present[0]
 
     def _named(self, tensor: str) -> str:
         """A tensor's name with the parameters that stand in braces."""
@@ -274,8 +274,8 @@ class Values(Mapping[str, Any]):
             raise ParameterError(f"{tensor}: there is no parameter {error}") from None
 
 
-def _own_word(cell: ParameterCell, said: Any) -> Any:
-    return cell.words.get(said, said) if isinstance(said, str) else said
+def _own_word(cell: ParameterCell, value: Any) -> Any:
+    return cell.words.get(value, value) if isinstance(value, str) else value
 
 
 #: Type of a parameter -> the numbers and words that it may be.
@@ -391,21 +391,21 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
             if cell.kind not in ("key", "tensor") or cell.alias or (cell.when and not cell.when.value(scope)):
                 continue
             try:
-                said = _stored(cell, value, scope)
+                stored = _stored(cell, value, scope)
             except ExpressionError as error:
                 raise ExpressionError(str(error), error.why, error.names | {name}) from None
-            if cell.kind == "tensor" and said is not None:
-                if not all(isinstance(number, int | float) for number in said):
+            if cell.kind == "tensor" and stored is not None:
+                if not all(isinstance(number, int | float) for number in stored):
                     raise ExpressionError(f"{name} is {value!r}, and no number", names=frozenset({name}))
                 layers = range(values["layers"]) if "{n}" in cell.tensor else (0,)
-                tensors |= {cell.tensor.replace("{n}", str(n)): said for n in layers}
-            elif cell.kind == "key" and (said is not None or format == "hf"):
-                entries[cell.key] = (cell.type, said)
+                tensors |= {cell.tensor.replace("{n}", str(n)): stored for n in layers}
+            elif cell.kind == "key" and (stored is not None or format == "hf"):
+                entries[cell.key] = (cell.type, stored)
     return NewKeys(entries, tensors, refused)
 
 
 def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
-    words = {theirs: own for own, theirs in cell.words.items()}
+    words = {word: own for own, word in cell.words.items()}
     several = isinstance(value, list | tuple)
     stored = [words.get(item, item) if isinstance(item, str) else item for item in value] if several else value
     stored = words.get(stored, stored) if isinstance(stored, str) else stored
@@ -537,11 +537,11 @@ def type_keys(file_type: int) -> dict[str, Value]:
 
 def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[str, Value]:
     """Keys on the importance matrix, as ``quantize.cpp`` writes them."""
-    said = {"file": scalar("str", _cut(file))}
-    said |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
-    said |= {"entries_count": scalar("u32", entries)}
-    said |= {"chunks_count": scalar("u32", chunks)} if chunks else {}
-    return {f"{IMPORTANCE}{key}": value for key, value in said.items()}
+    keys = {"file": scalar("str", _cut(file))}
+    keys |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
+    keys |= {"entries_count": scalar("u32", entries)}
+    keys |= {"chunks_count": scalar("u32", chunks)} if chunks else {}
+    return {f"{IMPORTANCE}{key}": value for key, value in keys.items()}
 
 
 def _cut(text: str) -> str:

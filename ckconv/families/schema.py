@@ -97,7 +97,7 @@ class Condition(NamedTuple):
     of: tuple[str, ...] = ()
     hint: str = ""
 
-    def said(self, values: Mapping[str, Any]) -> str:
+    def message(self, values: Mapping[str, Any]) -> str:
         """The sentence about these values, empty where the file has none."""
         return _HOLE.sub(lambda hole: _shown(values[hole[1]]), self.sentence)
 
@@ -605,7 +605,7 @@ class Fusion(NamedTuple):
 
 
 #: Families times formats of which compiled names are kept: a user's own files come and go in a long-running program.
-FAMILIES_KEPT = 256
+MAX_FAMILIES = 256
 
 #: The parameter that says whether layers behind the last are there, which predict further tokens; ``--drop`` calls them
 #: so.

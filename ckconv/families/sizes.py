@@ -16,7 +16,7 @@ from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes, merge
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.names import GGUF, NameRule, Part, canonical_pattern, has_bias, heads_of, names_of
-from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Engine, Family, TensorRow
+from ckconv.families.schema import DRAFTS, MAX_FAMILIES, Engine, Family, TensorRow
 
 # -- Parameters of a model as expressions see them, and sizes of axes --------------------------------------------------
 
@@ -150,7 +150,7 @@ class Sizes:
             self._has[row.name, layer] = any(_is(self.family, kind, self.scope, layer) for kind in kinds)
         return self._has[row.name, layer]
 
-    def held(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def present(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """The segments of a stored tensor that a model has; the others are empty."""
         if len(parts) == 1:
             return parts
@@ -179,7 +179,7 @@ class Sizes:
 _HEAD = "output"
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def always(family: Family, format: str) -> frozenset[str]:
     """Canonical patterns that every model of the family has in a format."""
     constants = Scope(family, {})
@@ -379,7 +379,7 @@ def layout_in(stored: NameRule, sizes: Sizes, layer: int | None) -> tuple[tuple[
     Raises:
         AxesError: the parameters give no sizes.
     """
-    kinds = tuple([sizes.kind(part, layer) for part in sizes.held(stored.parts)])
+    kinds = tuple([sizes.kind(part, layer) for part in sizes.present(stored.parts)])
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     whole, shape = kinds[0].whole, kinds[0].shape
     moved = whole != shape and sorted(whole) == sorted(shape)  # an axis of one element stands elsewhere
@@ -399,8 +399,8 @@ def factor_of(part: Part, parameters: Mapping[str, Any], layer: int | None = Non
     if part.by is None:
         return 1.0
     try:
-        said = part.by.value(ChainMap({"n": layer}, parameters) if layer is not None else parameters)  # type: ignore[arg-type]
-        factor = math.prod(float32(one) for one in (said if isinstance(said, list) else [said]))
+        value = part.by.value(ChainMap({"n": layer}, parameters) if layer is not None else parameters)  # type: ignore[arg-type]
+        factor = math.prod(float32(one) for one in (value if isinstance(value, list) else [value]))
     except (ExpressionError, TypeError, OverflowError, struct.error):
         raise shapes.AxesError("what a matrix is multiplied by is no number") from None
     if not factor or not math.isfinite(factor):

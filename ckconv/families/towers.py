@@ -71,8 +71,8 @@ def _towers_called(model_type: str) -> list[Family]:
 
     Types of text models are in files too, and their towers are not compiled.
     """
-    said = re.compile(f'model_type = .*"{re.escape(model_type)}"')
-    found = (tower_family(name) for name, text in _texts().items() if said.search(text))
+    pattern = re.compile(f'model_type = .*"{re.escape(model_type)}"')
+    found = (tower_family(name) for name, text in _texts().items() if pattern.search(text))
     return [one for one in found if model_type in one.in_huggingface.names]
 
 
@@ -103,8 +103,8 @@ def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | N
         has: the metadata has this key, after the architecture's prefix; behind ``=``: there is a tensor of this name.
     """
     found = (tower_family(name) for name, text in _texts().items() if f"'{projector}'" in text)
-    said = {"projector_type": projector, "has": has}
-    return next((one for one in found if one.in_gguf.condition and _holds(one.in_gguf.condition, said)), None)
+    scope = {"projector_type": projector, "has": has}
+    return next((one for one in found if one.in_gguf.condition and _holds(one.in_gguf.condition, scope)), None)
 
 
 #: What stands before the names of a text model's tensors in a class of mlx-vlm's.
@@ -159,9 +159,9 @@ def reader_of(consumer: str, document: Mapping[str, Any]) -> str:
     return MLX_VLM.name if seeing is not None and MLX_VLM.row in seeing.engines else consumer
 
 
-def _holds(condition: expressions.Expression | None, said: Mapping[str, Any]) -> bool:
+def _holds(condition: expressions.Expression | None, scope: Mapping[str, Any]) -> bool:
     with suppress(expressions.ExpressionError):  # what is not said fulfils no condition
-        return condition is None or bool(condition.value(said))
+        return condition is None or bool(condition.value(scope))
     return False
 
 
@@ -178,29 +178,29 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     except (ParameterError, expressions.ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
     table = family.parameters["hidden"].key_cells("hf")[0].head  # of the document, which is the tower's
-    said = _said(source, table) if source.format == "hf" else {}
+    document = _tower_keys(source, table) if source.format == "hf" else {}
     others = tuple(
         f"{cell.key} = {stated!r}"
         for name, row in family.parameters.items()
         for cell in row.key_cells("hf")
-        if row.value is not None and cell.head == PREPROCESSOR and said
+        if row.value is not None and cell.head == PREPROCESSOR and document
         if not isinstance(stated := source.value(cell.key), str | None) and differ(stated, parameters[name])
     )
-    return Tower(family.name, parameters, *_besides(family, table, said), others)
+    return Tower(family.name, parameters, *_besides(family, table, document), others)
 
 
-def _said(source: Source, table: str) -> Mapping[str, Any]:
+def _tower_keys(source: Source, table: str) -> Mapping[str, Any]:
     """Keys of the tower's table, and of the document beside it."""
     own, beside = (found if isinstance(found := source.value(name), dict) else {} for name in (table, PREPROCESSOR))
     return {**own, **{f"{PREPROCESSOR}.{key}": value for key, value in beside.items()}}
 
 
-def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _besides(family: Family, table: str, document: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Keys without a row: modifiers, and keys without a known reader."""
     keys = family.document.keys
     cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
     read = {".".join(cell.key.split(".")[:2]).removeprefix(f"{table}.") for cell in cells}
-    rest = {key: value for key, value in said.items() if key not in read and value is not None}
+    rest = {key: value for key, value in document.items() if key not in read and value is not None}
     named = {key: key if key.startswith(f"{PREPROCESSOR}.") else f"{table}.{key}" for key in rest}
     modifiers = (f"{named[key]} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
     return tuple(modifiers), tuple(named[key] for key in keys.unknown(rest))
@@ -336,33 +336,33 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
 def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
     if a.config is None or b.config is None:
         return {}
-    ours, theirs, same_words = a.config, b.config, a.metadata_kind is b.metadata_kind
+    of_a, of_b, same_words = a.config, b.config, a.metadata_kind is b.metadata_kind
     if not same_words:
-        pairs = ((ours, theirs), (theirs, ours))
-        ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
-    ours, theirs = catalog.without_aids(ours), catalog.without_aids(theirs)
+        pairs = ((of_a, of_b), (of_b, of_a))
+        of_a, of_b = (replace(one, family=_taken_for(one.family, other.family)) for one, other in pairs)
+    of_a, of_b = catalog.without_aids(of_a), catalog.without_aids(of_b)
     if a.format != b.format:
-        ours, theirs = catalog.without_noted(ours), catalog.without_noted(theirs)
+        of_a, of_b = catalog.without_noted(of_a), catalog.without_noted(of_b)
     worded = [
         set()
         if index.metadata_kind is MetadataKind.OWN
         else worded_fields(other, factors=ROPE_FREQUENCIES in index.tensors)
-        for index, other in ((a, theirs), (b, ours))
+        for index, other in ((a, of_b), (b, of_a))
     ]
-    return config_differences(ours, theirs, same_words=same_words, worded=worded)
+    return config_differences(of_a, of_b, same_words=same_words, worded=worded)
 
 
-def _told(name: str, other: str) -> str:
+def _taken_for(name: str, other: str) -> str:
     """The family that a GGUF is taken for.
 
     Without a tokenizer, the other one where nothing else tells them apart.
     """
-    told = catalog.FAMILIES[catalog.told_by_architecture(name)]
-    condition = told.in_gguf.condition
-    if condition is None or told.gguf != catalog.FAMILIES[other].gguf:
-        return told.name
-    by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
-    return min(told.name, catalog.told_by_architecture(other)) if by_tokenizer else told.name
+    family = catalog.FAMILIES[catalog.family_in_gguf(name)]
+    condition = family.in_gguf.condition
+    if condition is None or family.gguf != catalog.FAMILIES[other].gguf:
+        return family.name
+    by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.probed_keys)
+    return min(family.name, catalog.family_in_gguf(other)) if by_tokenizer else family.name
 
 
 # -- Speech models of whisper.cpp: header, names and order of tensors --------------------------------------------------
@@ -403,19 +403,19 @@ class Speech(NamedTuple):
 @cache
 def speech() -> Speech:
     """The table."""
-    said = table_of(FOLDER / "speech" / "whisper_cpp.toml")
+    table = table_of(FOLDER / "speech" / "whisper_cpp.toml")
     return Speech(
-        said["family"],
-        tuple((name, key) for name, key in said["header"]),
-        tuple(said["widths"]),
-        said["width"],
-        said["heads"],
-        {int(rows): end for rows, end in said["ends"].items()},
-        tuple(said["mels"]),
-        frozenset(said["full"]),
-        frozenset(said["columns"]),
-        said["tensors"],
-        said["extractor"],
+        table["family"],
+        tuple((name, key) for name, key in table["header"]),
+        tuple(table["widths"]),
+        table["width"],
+        table["heads"],
+        {int(rows): end for rows, end in table["ends"].items()},
+        tuple(table["mels"]),
+        frozenset(table["full"]),
+        frozenset(table["columns"]),
+        table["tensors"],
+        table["extractor"],
     )
 
 
@@ -514,7 +514,7 @@ def diffuses(architecture: str) -> bool:
 
 
 @cache
-def _asked() -> frozenset[str]:
+def _known_names() -> frozenset[str]:
     """Names that some architecture has, or lacks."""
     rows = _table()["architectures"].values()
     return frozenset(name for row in rows for each in (*row["holds"], row.get("lacks", ())) for name in each)
@@ -537,7 +537,7 @@ class _Names(NamedTuple):
 def _names_of(stored: Iterable[StoredTensor]) -> _Names:
     """Go through names once and keep few: there may be a million."""
     prefixes, whole, parts = tuple(_table()["prefixes"]), str(_table()["whole_prefix"]), tuple(_table()["parts"])
-    behind = {prefix + name: (prefix, name) for prefix in (*prefixes, whole, "") for name in _asked()}
+    behind = {prefix + name: (prefix, name) for prefix in (*prefixes, whole, "") for name in _known_names()}
     found, there, everywhere, of_parts = set[str](), set[tuple[str, str]](), True, False
     for one in stored:
         name = one.name
@@ -570,8 +570,8 @@ def _names_in(index: TensorIndex) -> _Names:
 
 def diffusion_in(index: TensorIndex) -> Diffusion | None:
     """Diffusion architecture or ``None``; a GGUF's keys have to name one."""
-    asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
-    return _diffusion(index.once(_names_in)) if asked else None
+    eligible = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
+    return _diffusion(index.once(_names_in)) if eligible else None
 
 
 def is_of_diffusion(index: TensorIndex) -> bool:

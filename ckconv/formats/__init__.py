@@ -53,7 +53,7 @@ class Output(NamedTuple):
         needs_config: it holds no model whose hyper-parameters are not known.
         judged: `inspect` says of every model whether it can become this.
         general: it says so on a terminal, and where more detail is asked for.
-        apart: of an index, the planner of what is no text model, or not that alone; ``None`` from it for one that is.
+        planner_for: of an index, the planner of what is no text model, or not that alone; ``None`` for one that is.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Output(NamedTuple):
     needs_config: bool = False
     judged: bool = False
     general: bool = False
-    apart: Place | None = None
+    planner_for: Place | None = None
 
 
 class Format(NamedTuple):
@@ -80,7 +80,7 @@ class Format(NamedTuple):
         suffix: of the name of a file; empty for a format that is a directory.
         further: other endings by which a file is known.
         adapter_files: names of files that only its adapters have.
-        told_beside: of a path whose name has the suffix: what lies beside it says that it is of this format, whatever
+        detect_beside: of a path whose name has the suffix: what lies beside it says that it is of this format, whatever
             its bytes look like.
         single: a model is one file, or several of which each opens the set. Of another format, loaders open a
             directory or an index.
@@ -118,7 +118,7 @@ class Format(NamedTuple):
     suffix: str = ""
     further: tuple[str, ...] = ()
     adapter_files: tuple[str, ...] = ()
-    told_beside: Place | None = None
+    detect_beside: Place | None = None
     single: bool = False
     file: str = ""
     version: int = 0
@@ -167,7 +167,7 @@ FORMATS: tuple[Format, ...] = (
                 options=_FILES | _QUANTIZED | {"tensor_scales", "source_record"},
                 blocks=("ckconv.core.layouts", "GGML_BLOCKS"),
                 general=True,
-                apart=("ckconv.formats.gguf.plan", "planner_of"),
+                planner_for=("ckconv.formats.gguf.plan", "planner_of"),
             ),
             Output(
                 "gguf adapter",
@@ -185,7 +185,7 @@ FORMATS: tuple[Format, ...] = (
         shown=("ckconv.formats.gguf.keys", "shown"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
         content=("ckconv.formats.gguf.keys", "content"),
-        quantizes=("ckconv.plan.quantizing", "ggml_asked"),
+        quantizes=("ckconv.plan.quantizing", "ggml_request"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16", "source"}),
     ),
     Format(
@@ -196,7 +196,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
                 options=_CHECKPOINTS | {"pack"},
                 general=True,
-                apart=("ckconv.formats.huggingface.plan", "planner_of"),
+                planner_for=("ckconv.formats.huggingface.plan", "planner_of"),
             ),
         ),
         read=Reader(
@@ -220,9 +220,9 @@ FORMATS: tuple[Format, ...] = (
                 "mlx",
                 ("ckconv.formats.mlx.plan", "MlxPlanner"),
                 options=_CHECKPOINTS | {"quantize"},
-                blocks=("ckconv.formats.mlx.plan", "HELD"),
+                blocks=("ckconv.formats.mlx.plan", "EXACT_BLOCKS"),
                 general=True,
-                apart=("ckconv.formats.mlx.plan", "planner_of"),
+                planner_for=("ckconv.formats.mlx.plan", "planner_of"),
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter", "MlxAdapterPlanner"), adapter=True),
         ),
@@ -234,7 +234,7 @@ FORMATS: tuple[Format, ...] = (
         blocks=("ckconv.formats.mlx.plan", "BLOCKS"),
         holds_towers=True,
         towers_of="mlx_vlm",
-        quantizes=("ckconv.formats.mlx.plan", "asked_of"),
+        quantizes=("ckconv.formats.mlx.plan", "type_request"),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.files", "options_shown"),
         takes_along=("ckconv.formats.safetensors.files", "takes_along"),
@@ -278,13 +278,13 @@ FORMATS: tuple[Format, ...] = (
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
         head=pattern(rb"BUMPWGT[2345]"),
         suffix=".bump",
-        told_beside=("ckconv.formats.bump.trained", "is_trained"),
+        detect_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,
         blocks=("ckconv.formats.bump.slots", "BLOCKS"),
         choose=("ckconv.formats.bump.planners", "choose"),
         keeps_source=True,
         content=("ckconv.formats.bump.read", "content"),
-        quantizes=("ckconv.plan.quantizing", "ggml_asked"),
+        quantizes=("ckconv.plan.quantizing", "ggml_request"),
         documents=("ckconv.formats.bump.documents", "check_documents"),
         shown=("ckconv.formats.bump.read", "shown_settings"),
         stores_alike=("ckconv.formats.bump.read", "stores_alike"),
@@ -358,7 +358,7 @@ def adapter_outputs() -> dict[str, Output]:
 
 def tower_format() -> str:
     """The format in which a tower is a file of its own."""
-    return next(format.name for format in FORMATS for output in format.outputs if output.apart)
+    return next(format.name for format in FORMATS for output in format.outputs if output.planner_for)
 
 
 def whole_format() -> str:

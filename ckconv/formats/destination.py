@@ -14,7 +14,7 @@ from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.layouts import DTYPES, Kind
 from ckconv.core.lazy import NamedTuple, replace
 from ckconv.core.metadata import CONFIG_NAME, document_of, pieces_of
-from ckconv.core.options import OPTIONS, Options, SetOption, asked
+from ckconv.core.options import OPTIONS, Options, SetOption, given_options
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, parted, with_layer
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families import catalog, parameters, sizes, towers
@@ -120,42 +120,42 @@ def destination(
     if "://" in target:
         raise UsageError("usage.target", "outputs are written to local paths only", hint="copy it there afterwards")
     path = Path(target)
-    said = _SUFFIXES.get(path.suffix.lower())
+    by_suffix = _SUFFIXES.get(path.suffix.lower())
     if to is None and (format := named_by_directory(target)):
         return Destination(target, format, directory=path)
     if to is None:
         if says_nothing(target):
             raise UsageError(
                 "usage.target",
-                f"{target!r} {'is a directory and ' if said else ''}does not say which format to write",
+                f"{target!r} {'is a directory and ' if by_suffix else ''}does not say which format to write",
                 hint=_names_one(options or Options(), adapter=adapter),
             )
-        if said is None:
+        if by_suffix is None:
             known = ", ".join(_SUFFIXES)
             raise UsageError(
                 "usage.target",
                 f"{path.name!r} ends in no known format ({known})",
                 hint=_names_one(options or Options(), adapter=adapter),
             )
-    format = to or said or ""
+    format = to or by_suffix or ""
     if target in ON_STDOUT:
         return Destination(target, format)
-    if said not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
+    if by_suffix not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
         ending = format_of(format).suffix
         file = f"a name in {ending} makes a file, " if ending else ""
         raise UsageError(
             "usage.target",
-            f"{path.name!r} says {said}, and the format to write is {format}",
+            f"{path.name!r} says {by_suffix}, and the format to write is {format}",
             hint=f"{file}{target}/ makes a directory",
         )
-    if options and options.trainable == "headerless" and said is None and not _is_directory(target):
+    if options and options.trainable == "headerless" and by_suffix is None and not _is_directory(target):
         ending = format_of(format).suffix
         raise UsageError(
             "usage.target",
             f"{path.name!r} does not end in {ending}, and what the engine trains is known by its name alone",
             hint=f"{target}{ending} makes a file, {target}/ makes a directory",
         )
-    if _is_directory(target) or not (format_of(format).single or said == format):
+    if _is_directory(target) or not (format_of(format).single or by_suffix == format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)
 
@@ -168,17 +168,17 @@ _BESIDE = frozenset({"dtype", "context", "follow_links", "families", "source_rec
 
 def without_say_beside(options: Options) -> list[str]:
     """The flags that mean nothing where no weights are written."""
-    return [given.flag for given in asked(options) if given.option.name not in _BESIDE]
+    return [given.flag for given in given_options(options) if given.option.name not in _BESIDE]
 
 
 def check_options(index: TensorIndex, to: str, options: Options) -> None:
     """Refuse options that have no say in the output."""
     adapter = index.adapter is not None
-    output, said = (f"{to} adapter", "the source is an adapter") if adapter else (to, f"the output is {to}")
-    for given in asked(options):
+    output, because = (f"{to} adapter", "the source is an adapter") if adapter else (to, f"the output is {to}")
+    for given in given_options(options):
         outputs = _outputs_with(given.option.name)
         if given.option.limited and output not in outputs:
-            message = f"{given.flag} is for {_listed(outputs)}, and {said}"
+            message = f"{given.flag} is for {_listed(outputs)}, and {because}"
             raise UsageError("usage.flag", message, found=given.option.name)
     if options.base is not None and index.adapter is None and (index.target is None or to == index.format):
         what = "is copied" if index.target else "is a model"
@@ -270,7 +270,7 @@ def check_version(plan: steps.Plan) -> None:
     outputs = format_of(plan.format).outputs
     if format_of(plan.format).choose is None or (plan.refusals and not plan.version):
         return
-    for given in asked(plan.options):
+    for given in given_options(plan.options):
         having = [output for output in outputs if given.option.name in output.options]
         if given.option.limited and plan.version not in [output.version for output in having]:
             hint = " or ".join(f"--{plan.format}-version {o.version}" for o in having) if plan.version else None
@@ -316,8 +316,8 @@ def check_edits(plan: steps.Plan, unedited: Callable[[], steps.Plan]) -> None:
     misfit, alike = out.misfit, out.format == index.format
     if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
         raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
-    kept = alike and {stored.name for stored in out.stored} <= {stored.name for stored in index.stored}
-    if index.config is not None and out.config is None and not kept:
+    unchanged = alike and {stored.name for stored in out.stored} <= {stored.name for stored in index.stored}
+    if index.config is not None and out.config is None and not unchanged:
         message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
         raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
     plain = index if alike else _read_back(unedited())  # what the tensors are written as
@@ -378,10 +378,10 @@ def _at_odds(index: TensorIndex) -> tuple[int, Counter[str], set[str]]:
     """Layers of a known tower, patterns that are missing, and unknown names."""
     if index.tower is None:
         return -1, Counter(), set()
-    family, said = towers.tower_family(index.tower.family), index.tower.parameters
+    family, known = towers.tower_family(index.tower.family), index.tower.parameters
     typed, there = index.metadata_kind is MetadataKind.TYPED, Counter(parse(name).pattern for name in index.tensors)
-    wanted = Counter(sizes.expected(family, GGUF if typed else HF, said))
-    layers = said["layers"] + said.get("extra_layers", 0) if typed else 0  # a checkpoint may have some behind
+    wanted = Counter(sizes.expected(family, GGUF if typed else HF, known))
+    layers = known["layers"] + known.get("extra_layers", 0) if typed else 0  # a checkpoint may have some behind
     return layers, wanted - there, {stored.name for stored in index.unknown}
 
 
@@ -392,16 +392,16 @@ def followable(hint: str, place: Destination, options: Options) -> str:
     """Complete a hint: flags to leave out, and a DST that fits its format."""
     flags = set(re.findall(_FLAG, hint))
     rows = [row for row in OPTIONS if row.flag in flags]
-    gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in rows)]
+    gone = [given.shown for given in given_options(options) if any(given.excludes(row) for row in rows)]
     first = f"without {' and '.join(gone)}, " if gone else ""
-    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES
+    named_file = place.file is not None and place.file.suffix.lower() in _SUFFIXES
 
     def another(found: re.Match[str]) -> str:
         format = found[1]
         if format == place.format:
             return found[0]
         idle = _idle(format_of(named(format)), options)
-        other = kept and "DST" not in re.split("[,;]", hint[: found.start()])[-1]  # a command may name it
+        other = named_file and "DST" not in re.split("[,;]", hint[: found.start()])[-1]  # a command may name it
         return f"{found[0]}{' DST/' if other else ''}{''.join(f' without {given.flag}' for given in idle)}"
 
     return f"{first}{re.sub(_TO, another, hint)}"
@@ -409,11 +409,11 @@ def followable(hint: str, place: Destination, options: Options) -> str:
 
 def _idle(format: Format, options: Options) -> list[SetOption]:
     """Options without a say in any output of a format."""
-    said = {option for output in format.outputs for option in output.options}
+    used = {option for output in format.outputs for option in output.options}
     return [
         given
-        for given in asked(options)
-        if (given.option.limited and given.option.name not in said)
+        for given in given_options(options)
+        if (given.option.limited and given.option.name not in used)
         or (given.option.name == "quantize" and not _has_types(format, str(given.value)))
     ]
 
@@ -433,7 +433,7 @@ def _listed(names: Sequence[str]) -> str:
 # Which quantized types each direction keeps, out of the tables that conversions work with.
 
 
-def kept_types() -> dict[tuple[str, str], tuple[str, ...]]:
+def passed_types() -> dict[tuple[str, str], tuple[str, ...]]:
     """Source and target -> block types that pass without being decoded.
 
     Those of MLX are named by the GGUF type that has the same numbers. Floats go from every format to every other.
@@ -448,11 +448,11 @@ def kept_types() -> dict[tuple[str, str], tuple[str, ...]]:
 
 def _blocks(place: Place | None) -> list[str]:
     """In the order of the table of types."""
-    held = load(place) if place is not None else ()
-    return [dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.name in held]
+    names = load(place) if place is not None else ()
+    return [dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.name in names]
 
 
-def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
+def targets_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     """Place of each model, ``INTO/NAME/``.
 
     A file that is named twice is one model, and so are files of one split set and their index.

@@ -186,10 +186,10 @@ def detect(path: Path, source: ByteSource) -> str:
     name = path.name.lower()
     for format in FORMATS:
         if (
-            format.told_beside
+            format.detect_beside
             and source.size is not None
             and name.endswith(format.suffix)
-            and load(format.told_beside)(path)
+            and load(format.detect_beside)(path)
         ):
             return format.name
     for format in FORMATS:

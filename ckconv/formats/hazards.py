@@ -114,8 +114,8 @@ def _of_files(index: TensorIndex) -> Iterator[Hazard]:
     except (CkconvError, OSError):
         return
     documents = {CONFIG_NAME: index.metadata, SETTINGS: settings}
-    for document, said in documents.items():
-        if modules := sorted({*_modules(said.get("auto_map"))}):
+    for document, keys in documents.items():
+        if modules := sorted({*_modules(keys.get("auto_map"))}):
             yield Hazard("code", document, f"has transformers run {', '.join(listed(modules))} (auto_map)")
     for name in sorted(path.name for path in index.side_files if path.suffix == ".py"):
         yield Hazard("code", name, "is code")

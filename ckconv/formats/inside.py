@@ -72,7 +72,7 @@ def inside(path: Path, kind: str) -> Path:
         return _in_directory(path)
     source = open_source(path)
     try:
-        return _PLACES[kind](path, source)
+        return _READERS[kind](path, source)
     finally:
         source.close()
 
@@ -109,24 +109,24 @@ def _tag(path: Path, names: Collection[str]) -> Path | None:
     return path / name if name in names and (path / name).is_dir() else None
 
 
-def _deepspeed(path: Path, places: tuple[Path, ...]) -> Path:
+def _deepspeed(path: Path, folders: tuple[Path, ...]) -> Path:
     """A checkpoint of what DeepSpeed saved."""
     found = [(each.name, each.dtype, each.shape, each.runs) for each in read_deepspeed(path)]
-    return _checkpoint(path, found, _beside(places))
+    return _checkpoint(path, found, _beside(folders))
 
 
-def _distributed(path: Path, places: tuple[Path, ...]) -> Path:
+def _distributed(path: Path, folders: tuple[Path, ...]) -> Path:
     """A checkpoint of what several processes saved."""
     found = [(each.name, each.dtype, each.whole.shape, [each.whole]) for each in read_distributed(path)]
-    return _checkpoint(path, found, _beside(places))
+    return _checkpoint(path, found, _beside(folders))
 
 
-def _beside(places: tuple[Path, ...]) -> dict[str, Path]:
+def _beside(folders: tuple[Path, ...]) -> dict[str, Path]:
     """Name -> place of side files; the nearest directory goes first."""
-    near = (places[0] / CONFIG_NAME).is_file()
+    near = (folders[0] / CONFIG_NAME).is_file()
     return {
         entry.name: entry
-        for place in (places[:1] if near else places[::-1])
+        for place in (folders[:1] if near else folders[::-1])
         for entry in place.iterdir()
         if any(fnmatchcase(entry.name, glob) for glob in SIDE_FILES) and entry.is_file() and entry.suffix != ".py"
     }
@@ -256,8 +256,8 @@ def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
     try:
         if not head.startswith(b"\x93NUMPY") or skip > len(head):
             raise ValueError
-        said: Any = ast.literal_eval(head[8 + wide : skip].decode("latin-1").strip())
-        order, kind, shape = said["fortran_order"], said["descr"], said["shape"]
+        header: Any = ast.literal_eval(head[8 + wide : skip].decode("latin-1").strip())
+        order, kind, shape = header["fortran_order"], header["descr"], header["shape"]
         if not isinstance(order, bool) or kind[0] not in "<|" or not isinstance(shape, tuple):
             raise ValueError
         dtype = DTYPES[_TYPES[kind[1:]]]
@@ -286,7 +286,7 @@ def _big_endian(path: Path, source: FileSource) -> Path:
 
 
 #: Kind of a file -> what finds the model in it.
-_PLACES: Mapping[str, Callable[[Path, FileSource], Path]] = {
+_READERS: Mapping[str, Callable[[Path, FileSource], Path]] = {
     "tar": _tar, "llamafile": _llamafile, "npz": _npz, "big-endian": _big_endian,
 }  # fmt: skip
 

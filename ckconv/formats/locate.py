@@ -75,10 +75,10 @@ def _ollama(_: str, name: str) -> Path:
     short, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
     parts = short.split("/")
     owner = parts if len(parts) > 1 else ["library", *parts]
-    places = (
+    folders = (
         [home / "manifests" / Path(*owner)] if len(owner) > 2 else (home / "manifests").glob(f"*/{'/'.join(owner)}")
     )
-    found = [place / tag for place in places if (place / tag).is_file()]
+    found = [place / tag for place in folders if (place / tag).is_file()]
     if len(found) != 1 or ".." in parts:
         what = "several registries" if found else f"not in {home}"
         raise InputError("input.missing", f"the model is {what}", path=f"ollama:{name}", hint="ollama pull fetches it")

@@ -126,15 +126,15 @@ def _check_one_tower(indexes: Sequence[TensorIndex]) -> None:
         raise UnsupportedError("plan.refused", message, hint=hint)
 
 
-def check_alone(asked: Mapping[str, object]) -> None:
+def check_alone(requested: Mapping[str, object]) -> None:
     """Refuse an operation for one source where a tower lies beside it.
 
     Args:
-        asked: what it is called -> whether it is asked for.
+        requested: what it is called -> whether it is asked for.
 
     Raises:
         UsageError: ``usage.flag``.
     """
-    for name, wanted in asked.items():
+    for name, wanted in requested.items():
         if wanted:
             raise UsageError("usage.flag", f"{name} is for one source, and a text model and its tower are two")

@@ -362,13 +362,13 @@ class PipeSource(ByteSource):
         self.path = Path("-")
         self.size = None
         self._stream = stream
-        self._kept = bytearray()
+        self._buffer = bytearray()
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """See :meth:`ByteSource.read_at`."""
         end = offset + max(nbytes, 0)
-        while self.size is None and len(self._kept) < end:
-            if len(self._kept) >= PIPE_LIMIT:
+        while self.size is None and len(self._buffer) < end:
+            if len(self._buffer) >= PIPE_LIMIT:
                 raise InputError(
                     "input.pipe-limit",
                     f"byte {end:,} is needed, and only the first {PIPE_LIMIT:,} bytes of a pipe are kept",
@@ -377,8 +377,8 @@ class PipeSource(ByteSource):
                     allowed=PIPE_LIMIT,
                     hint="save it to a file first",
                 )
-            self._fill(min(_PIPE_CHUNK, PIPE_LIMIT - len(self._kept)))
-        return bytes(memoryview(self._kept)[offset:end])
+            self._fill(min(_PIPE_CHUNK, PIPE_LIMIT - len(self._buffer)))
+        return bytes(memoryview(self._buffer)[offset:end])
 
     def _fill(self, nbytes: int) -> None:
         try:
@@ -386,9 +386,9 @@ class PipeSource(ByteSource):
         except OSError as error:
             raise unreadable(error, self.path) from None
         if data:
-            self._kept += data
+            self._buffer += data
         else:
-            self.size = len(self._kept)
+            self.size = len(self._buffer)
 
 
 def open_source(path: Path) -> FileSource:
@@ -701,37 +701,37 @@ class Files:
             self.read_into(extent.path, extent.offset, view[at : at + extent.nbytes])
             at += extent.nbytes
 
-    def are_zero(self, parts: Iterable[Piece], told: Callable[[int], None] | None = None) -> bool:
+    def are_zero(self, parts: Iterable[Piece], report: Callable[[int], None] | None = None) -> bool:
         """Whether all bytes of these pieces are zero; reads to the first other.
 
         Args:
-            told: hears of the bytes of each piece.
+            report: hears of the bytes of each piece.
         """
         for path, at, n in parts:
             while n:
-                mine = self.shown(path, at, n)
-                if told:
-                    told(len(mine))
-                if not _ZEROS.startswith(mine):
+                piece = self.shown(path, at, n)
+                if report:
+                    report(len(piece))
+                if not _ZEROS.startswith(piece):
                     return False
-                at, n = at + len(mine), n - len(mine)
+                at, n = at + len(piece), n - len(piece)
         return True
 
-    def are_same(self, parts: Iterable[Pair], told: Callable[[int], None] | None = None) -> bool:
+    def are_same(self, parts: Iterable[Pair], report: Callable[[int], None] | None = None) -> bool:
         """Whether all pairs of pieces are equal; reads up to the first unequal.
 
         Args:
-            told: hears of the bytes of each pair, counted once.
+            report: hears of the bytes of each pair, counted once.
         """
         for (path, at), (other, other_at), left in parts:
             while left:
-                mine = self.shown(path, at, left)
-                n = len(mine)
-                theirs = self._buffer(1, n)
-                self.read_into(other, other_at, memoryview(theirs)[:n])
-                if told:
-                    told(n)
-                if not theirs.startswith(mine):  # two views would be compared byte by byte
+                piece = self.shown(path, at, left)
+                n = len(piece)
+                buffer = self._buffer(1, n)
+                self.read_into(other, other_at, memoryview(buffer)[:n])
+                if report:
+                    report(n)
+                if not buffer.startswith(piece):  # two views would be compared byte by byte
                     return False
                 at, other_at, left = at + n, other_at + n, left - n
         return True
@@ -754,9 +754,9 @@ class Files:
         At least one, and at most ``nbytes`` or ``CHUNK``.
         """
         nbytes = min(nbytes, CHUNK)
-        mine = memoryview(self._buffer(0, nbytes))[:nbytes]
-        self.read_into(path, offset, mine)
-        return mine
+        piece = memoryview(self._buffer(0, nbytes))[:nbytes]
+        self.read_into(path, offset, piece)
+        return piece
 
     @cached_property
     def pages(self) -> memoryview:
@@ -842,15 +842,15 @@ def runs(tensor: Tensor) -> Iterator[Extent]:
 def paired_runs(one: Tensor, other: Tensor) -> Iterator[Pair]:
     """Pairs of runs of two tensors of equal size, however cut into extents."""
     left, right = runs(one), runs(other)
-    mine: Extent | None = None
-    theirs: Extent | None = None
+    first: Extent | None = None
+    second: Extent | None = None
     while True:
-        mine, theirs = mine or next(left, None), theirs or next(right, None)
-        if mine is None or theirs is None:
+        first, second = first or next(left, None), second or next(right, None)
+        if first is None or second is None:
             return
-        n = min(mine.nbytes, theirs.nbytes)
-        yield mine[:2], theirs[:2], n
-        mine, theirs = _behind(mine, n), _behind(theirs, n)
+        n = min(first.nbytes, second.nbytes)
+        yield first[:2], second[:2], n
+        first, second = _behind(first, n), _behind(second, n)
 
 
 def _behind(extent: Extent, nbytes: int) -> Extent | None:
@@ -896,7 +896,7 @@ def own_texts(index: TensorIndex) -> dict[str, str]:
     keys = (
         {"name": NAME_KEY} if index.metadata_kind is MetadataKind.OWN else {key: f"general.{key}" for key in OWN_KEYS}
     )
-    found = {key: _plain(index.metadata.get(theirs)) for key, theirs in keys.items()}
+    found = {key: _plain(index.metadata.get(name)) for key, name in keys.items()}
     return {key: text for key, text in found.items() if isinstance(text, str) and text}
 
 

@@ -260,7 +260,7 @@ MAX_SECONDS = 3.0
 #: Characters of an expression. The longest known ones, which list every kind of projection, have 400.
 MAX_PATTERN = 4096
 #: Places that regex may make of an expression: it writes out what is repeated a number of times.
-MAX_PLACES = 100_000
+MAX_POSITIONS = 100_000
 #: Numbers of repetitions, and the bracket of a group before them.
 _COUNT = r"(\)?)\{(?:\d*,)?(\d+)(?:,)?\}"
 #: What regex reads as a number of errors and as a class of POSIX, and Python as characters.
@@ -320,14 +320,14 @@ def compiled(text: str, field: str, clock: Clock, around: str | None) -> Matcher
     began = time.monotonic()
     whole = text if around is None else around.replace("{}", text)
     counts = [(bool(group), int(number)) for group, number in re.findall(_COUNT, text)]
-    places = len(text) * math.prod(number for group, number in counts if group) * max([1, *(n for _, n in counts)])
+    positions = len(text) * math.prod(number for group, number in counts if group) * max([1, *(n for _, n in counts)])
     message = (
         f"{quoted(text)} of {field} is an expression that ckconv does not match: it is longer than"
         f" {MAX_PATTERN:,} characters, too deep or too often repeated, or has braces that are no number of"
         " repetitions, or a class [:...:]"
     )
     refused = UnsupportedError(clock.code, message, path=clock.path)
-    if len(text) > MAX_PATTERN or places > MAX_PLACES or re.search(_OTHERWISE, text):
+    if len(text) > MAX_PATTERN or positions > MAX_POSITIONS or re.search(_OTHERWISE, text):
         raise refused
     try:
         with warnings.catch_warnings(action="ignore"):  # of a bracket in a class

@@ -470,7 +470,7 @@ def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
     from huggingface_hub import get_token, hf_hub_url
 
     url = f"hf://{name}" + (f"@{revision}" if revision else "")
-    info = retried(lambda: _asked(name, revision, url), url)
+    info = retried(lambda: _model_info(name, revision, url), url)
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return {
@@ -485,7 +485,7 @@ def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
     }
 
 
-def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
+def _model_info(name: str, revision: str | None, url: str) -> ModelInfo:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -553,7 +553,7 @@ class Uploads:
         if not names and self._tried(lambda: self._system.exists(self._place) and self._system.ls(self._place), ""):
             raise OutputError("output.exists", "holds something already", path=self.url, hint="name another place")
 
-    def send(self, path: Path, name: str, told: Callable[[int], None]) -> None:
+    def send(self, path: Path, name: str, report: Callable[[int], None]) -> None:
         """Send a file, held back until :meth:`publish` if the system can.
 
         Raises:
@@ -568,7 +568,7 @@ class Uploads:
                 with open(path, "rb") as file:
                     while data := file.read(4 << 20):
                         to.write(data)
-                        told(len(data))
+                        report(len(data))
                 to.close()
             except BaseException:
                 _discard(to)

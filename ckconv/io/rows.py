@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.layouts import F32, F64, WIDENS_TO_F32, Box, DType, Kind, Layout, Strip, boxes, float32
 from ckconv.core.lazy import Cells, Floats, Index, Rows, np
-from ckconv.core.tensors import Delta, Merge, PackedMatrix, Replacement, Rescale, Tensor, blocks_apart
+from ckconv.core.tensors import Delta, Merge, PackedMatrix, Replacement, Rescale, Tensor, blocks_split
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import Tiles, made_at_once
@@ -136,8 +136,8 @@ def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) ->
 def indices(strip: Strip, box: Box, *, of_rows: bool) -> Index:
     """The canonical rows of a box, or its columns, in stored order."""
     found = np.zeros(1, np.int64)
-    for (_, _, inner, mine), (low, high) in zip(strip.stored, box, strict=True):
-        if mine is of_rows:
+    for (_, _, inner, row_axis), (low, high) in zip(strip.stored, box, strict=True):
+        if row_axis is of_rows:
             found = np.add.outer(found, np.arange(low, high, dtype=np.int64) * inner).reshape(-1)
     return found
 
@@ -326,7 +326,7 @@ class RowReader:
         self._merged: MergedRows | None = None
         if tensor.merge is not None:
             self._merged = MergedRows(tensor.merge, tensor.dtype, files)
-        elif why := blocks_apart(tensor.dtype, tensor.layout):
+        elif why := blocks_split(tensor.dtype, tensor.layout):
             if not decodable(tensor.dtype):
                 raise UnsupportedError("plan.refused", f"{tensor.source}: {why}", tensor=tensor.source)
             self.dtype = F32
@@ -414,26 +414,26 @@ class RowReader:
         if not self.layout.whole_rows:
             first = int(canonical.min())
             return taken(self._rows(first, int(canonical.max()) + 1, low, high), canonical - first)
-        places = (self.layout.start(canonical) + low) // dtype.block * dtype.size
-        edges = [0, *(np.flatnonzero(np.diff(places) != width) + 1).tolist(), len(places)]
-        first = int(places.min())
-        nbytes = int(places.max()) + width - first
-        out = np.empty((len(places), width), np.uint8)
-        if len(edges) == 2 or nbytes > max(SPARSE * len(places) * width, PAGE * len(edges)):
+        starts = (self.layout.start(canonical) + low) // dtype.block * dtype.size
+        edges = [0, *(np.flatnonzero(np.diff(starts) != width) + 1).tolist(), len(starts)]
+        first = int(starts.min())
+        nbytes = int(starts.max()) + width - first
+        out = np.empty((len(starts), width), np.uint8)
+        if len(edges) == 2 or nbytes > max(SPARSE * len(starts) * width, PAGE * len(edges)):
             for one, other in itertools.pairwise(edges):
-                self._read(int(places[one]), out[one:other])
+                self._read(int(starts[one]), out[one:other])
             return out
-        if nbytes <= 2 * CHUNK or len(places) == 1:
-            return self._picked(first, nbytes, places - first, width)
-        step = max(1, len(places) * CHUNK // nbytes)
-        for one in range(0, len(places), step):
+        if nbytes <= 2 * CHUNK or len(starts) == 1:
+            return self._picked(first, nbytes, starts - first, width)
+        step = max(1, len(starts) * CHUNK // nbytes)
+        for one in range(0, len(starts), step):
             out[one : one + step] = self._gather(canonical[one : one + step], low, high)
         return out
 
-    def _picked(self, first: int, nbytes: int, places: Index, width: int) -> Rows:
+    def _picked(self, first: int, nbytes: int, starts: Index, width: int) -> Rows:
         """Rows that begin at these places of a run of bytes."""
         pitch = self.dtype.nbytes(self.layout.pitch)
-        index = places // pitch
+        index = starts // pitch
         count = int(index.max()) + 1
         run = np.empty(max(nbytes, count * pitch), np.uint8)
         self._read(first, run[:nbytes])
@@ -507,13 +507,13 @@ def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
     """Whether two tensors are the same numbers, each in its float type."""
     if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
         return False
-    mine, theirs = RowReader(one, files), RowReader(other, files)
+    reader, other_reader = RowReader(one, files), RowReader(other, files)
     return all(
         np.array_equal(
             decode(rows, one.dtype).view(np.uint32),
-            decode(theirs.rows(start, start + len(rows)), other.dtype).view(np.uint32),
+            decode(other_reader.rows(start, start + len(rows)), other.dtype).view(np.uint32),
         )
-        for start, rows in canonical_pieces(mine, max(mine.row_bytes, theirs.row_bytes))
+        for start, rows in canonical_pieces(reader, max(reader.row_bytes, other_reader.row_bytes))
     )
 
 

@@ -84,7 +84,7 @@ LEAST = 64 << 10
 PIECE, AHEAD = 4 << 20, 3
 
 #: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
-KEPT = 48 << 20
+MAX_CACHED = 48 << 20
 
 #: Seconds between two looks whether a signal came.
 PATIENCE = 0.1
@@ -143,7 +143,7 @@ class RangeCache:
         self.forget(origin, start)
         self._found[origin, start] = (nbytes, found)
         self._nbytes += nbytes
-        while self._nbytes > KEPT and len(self._found) > 1:
+        while self._nbytes > MAX_CACHED and len(self._found) > 1:
             self._nbytes -= self._found.pop(next(iter(self._found)))[0]
 
     def forget(self, origin: Origin, start: int) -> None:
@@ -152,15 +152,15 @@ class RangeCache:
         self._nbytes -= nbytes
 
 
-_KEPT = RangeCache()
+_CACHE = RangeCache()
 
 
 def keep(origin: Origin, first: bytes) -> None:
     """Keep the first bytes of a file, which came along with its size."""
     found: Future[bytes] = Future()
     found.set_result(first)
-    with _KEPT.lock:
-        _KEPT.add(origin, 0, len(first), found)
+    with _CACHE.lock:
+        _CACHE.add(origin, 0, len(first), found)
 
 
 class RangeReader:
@@ -179,7 +179,7 @@ class RangeReader:
         nbytes = min(nbytes, self._origin.size - offset)
         parts = []
         while nbytes > 0:
-            with _KEPT.lock:
+            with _CACHE.lock:
                 start, found = self._piece(offset, nbytes, in_order)
             try:
                 while not found.done():  # whoever waits for a server hears of a signal
@@ -187,8 +187,8 @@ class RangeReader:
                     wait((found,), PATIENCE)
                 part = found.result()[offset - start :][:nbytes]
             except BaseException:
-                with _KEPT.lock:
-                    _KEPT.forget(self._origin, start)
+                with _CACHE.lock:
+                    _CACHE.forget(self._origin, start)
                 raise
             parts.append(part)
             offset, nbytes = offset + len(part), nbytes - len(part)
@@ -207,16 +207,16 @@ class RangeReader:
         return start, found
 
     def _at(self, offset: int, nbytes: int) -> tuple[int, int, Future[bytes]]:
-        known = _KEPT.holding(self._origin, offset)
+        known = _CACHE.holding(self._origin, offset)
         if known is not None:
             return known
         if self._origin.whole:
             offset, nbytes = 0, self._origin.size
         else:
             end = min(offset + nbytes, self._origin.size)
-            nbytes = _KEPT.until(self._origin, offset, end) - offset
+            nbytes = _CACHE.until(self._origin, offset, end) - offset
         found = _begun(self._origin, offset, nbytes)
-        _KEPT.add(self._origin, offset, nbytes, found)
+        _CACHE.add(self._origin, offset, nbytes, found)
         return offset, nbytes, found
 
 

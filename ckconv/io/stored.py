@@ -67,7 +67,7 @@ class JoinedRows:
         return self._joined(canonical, 0, self.layout.cols, self._read)
 
     def _read(self, run: Run, reader: RowReader | RowsTogether, rows: Index) -> tuple[Rows, int]:
-        return _kept(self._tiles, run.tensor, run.conversion, rows, run.conversion.apply(reader.gather(rows)))
+        return _cached(self._tiles, run.tensor, run.conversion, rows, run.conversion.apply(reader.gather(rows)))
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
         """Columns of the rows at these indices; they are converted already."""
@@ -79,10 +79,10 @@ class JoinedRows:
         out = np.empty((len(canonical), self.dtype.nbytes(high - low)), np.uint8)
         for number, (run, reader) in enumerate(self._runs):
             first, last = int(self._first[number]), int(self._first[number + 1])
-            mine = (canonical >= first) & (canonical < last)
-            if mine.any():
-                wanted = canonical[mine] - first + run.start
-                out[mine], changed = read(run, reader, wanted)
+            selected = (canonical >= first) & (canonical < last)
+            if selected.any():
+                wanted = canonical[selected] - first + run.start
+                out[selected], changed = read(run, reader, wanted)
                 self._changed[number, int(wanted.min()), int(wanted.max()), low] = changed
         return out
 
@@ -142,7 +142,7 @@ class Piece(NamedTuple):
 def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[Piece]:
     """Pieces of a tensor in ``layout``'s order, for this reader or a copy."""
     if isinstance(reader, RowReader):
-        if _same_places(reader, layout, conversion):
+        if _same_positions(reader, layout, conversion):
             yield from _elements(reader, conversion)
             return
         conversion = reader.left(conversion)
@@ -164,7 +164,7 @@ def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
         yield Piece(make, start, layout.elements)
 
 
-def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
+def _same_positions(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
     """Whether every element stays in place, so that rows need no gathering."""
     elementwise = Kind.BLOCK not in (conversion.source.kind, conversion.target.kind)
     complete = layout.elements == layout.rows * layout.cols and reader.tensor.merge is None
@@ -188,12 +188,12 @@ def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: 
     """Convert canonical rows that both sides store in order."""
     if reader.tiles is None:
         return _converted(reader, conversion, start, stop)
-    made = (_apart if conversion.apart else _converted)(reader, conversion, start, stop)
+    made = (_scales_or_biases if conversion.without_codes else _converted)(reader, conversion, start, stop)
     reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
 
 
-def _apart(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
+def _scales_or_biases(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Scales or biases; the other ones are kept, and written next."""
     assert reader.tiles is not None
     assert conversion.plane
@@ -232,7 +232,7 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
     """Rows and columns of a tensor, converted, in this order."""
     if layout.whole_rows and len(cols) == layout.cols:
         made = conversion.apply(reader.gather(rows))
-        return _kept(reader.tiles, reader.tensor, conversion, rows, made) if isinstance(reader, RowReader) else made
+        return _cached(reader.tiles, reader.tensor, conversion, rows, made) if isinstance(reader, RowReader) else made
     low, high = int(cols.min()), int(cols.max()) + 1
     values, changed = reader.columns(rows, low, high, conversion)
     block, cell = conversion.written.block, cell_of(conversion.written)
@@ -240,7 +240,7 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
     return np.ascontiguousarray(found).view(np.uint8), changed
 
 
-def _kept(tiles: Tiles | None, of: Tensor, how: Conversion, rows: Index, made: tuple[Rows, int]) -> tuple[Rows, int]:
+def _cached(tiles: Tiles | None, of: Tensor, how: Conversion, rows: Index, made: tuple[Rows, int]) -> tuple[Rows, int]:
     """Pass on converted rows, kept for whoever compares them."""
     if tiles is not None and is_handed_over(of, how):
         order = np.argsort(rows)  # canonical; heads, say, are written in another

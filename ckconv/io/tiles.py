@@ -193,7 +193,7 @@ class Tiles:
 
     def __init__(self, made_at_once: int) -> None:
         self._most = MOST + made_at_once * EACH
-        self._kept: dict[_Place, Tile] = {}
+        self._cache: dict[_Place, Tile] = {}
         self._nbytes, self._turn = 0, Lock()
 
     def add(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
@@ -205,18 +205,18 @@ class Tiles:
         self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int, *, later: bool = False
     ) -> None:
         """Keep rows to compare, or of an array that is written ``later``."""
-        place, told = _place(tensor, conversion, start, later), conversion.quantizing
-        importance = told.importance if told is not None else None
+        place, settings = _place(tensor, conversion, start, later), conversion.quantizing
+        importance = settings.importance if settings is not None else None
         tile = Tile(tensor, _values(conversion), importance, rows, changed)
         with self._turn:
             self._drop(place)
-            self._kept[place] = tile
+            self._cache[place] = tile
             self._nbytes += rows.nbytes
             while self._nbytes > self._most:
-                self._drop(next(iter(self._kept)))
+                self._drop(next(iter(self._cache)))
 
     def _drop(self, place: _Place) -> Tile | None:
-        tile = self._kept.pop(place, None)
+        tile = self._cache.pop(place, None)
         self._nbytes -= tile.rows.nbytes if tile else 0
         return tile
 

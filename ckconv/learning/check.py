@@ -26,7 +26,7 @@ from ckconv.families.towers import parameter_differences
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
-from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, squeezed, value_of
+from ckconv.learning.pair import FLOATS, MAX_DISTANCE, NEAR, Pair, distances, squeezed, value_of
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, quantize
 
@@ -34,7 +34,7 @@ from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, qu
 _TWICE = 4.0
 
 #: How many faults are told.
-_SAID = 3
+_SHOWN = 3
 
 #: Keys of config.json that say who wrote it, not what the model is.
 _WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
@@ -48,7 +48,7 @@ class Direction:
         error: why nothing is made.
         tensors, total: equal ones of all.
         different: names of others, with what is wrong.
-        apart: the largest part of a row's square that quantizing took, of tensors that are quantized on either side.
+        distance: the largest part of a row's square that quantizing took, of tensors that are quantized on either side.
         near: equal ones that are computed (1 + w, exponentials), and differ in the last bits, as libraries round.
         keys, of: equal ones of all.
         left_out: tensors of the source for which the other format has no place -> why.
@@ -60,7 +60,7 @@ class Direction:
     tensors: int = 0
     total: int = 0
     different: list[str] = field(default_factory=list)
-    apart: float = 0.0
+    distance: float = 0.0
     near: set[str] = field(default_factory=set)
     keys: int = 0
     of: int = 0
@@ -82,7 +82,7 @@ class Direction:
     @property
     def fault(self) -> str:
         """The error, or the first of :attr:`faults`."""
-        return self.error or "; ".join(self.faults[:_SAID])
+        return self.error or "; ".join(self.faults[:_SHOWN])
 
 
 @dataclass
@@ -119,10 +119,10 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> BothWays:
             if not forth.error:
                 back = _made(model, checkpoint, "safetensors", family, values, lost, near=pair.near)
             names = {field: name for name, field in FIELD_OF.items()}
-            apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
+            pairs = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
     except CkconvError as error:
         return BothWays(Direction(in_one_line(error)), Direction())
-    return BothWays(forth, back, apart)
+    return BothWays(forth, back, pairs)
 
 
 def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def check_names(family: Path, checkpoint: Path, directory: Path) -> BothWays:
     """Convert a checkpoint to an MLX directory and back, into nothing."""
     try:
         with own_families([family]):
-            ours, theirs = open_index(checkpoint), open_index(directory)
-            forth = _made(ours, theirs, "mlx", family, True, {})
-            return BothWays(forth, Direction() if forth.error else _made(theirs, ours, "safetensors", family, True, {}))
+            ours, mlx = open_index(checkpoint), open_index(directory)
+            forth = _made(ours, mlx, "mlx", family, True, {})
+            return BothWays(forth, Direction() if forth.error else _made(mlx, ours, "safetensors", family, True, {}))
     except CkconvError as error:
         return BothWays(Direction(in_one_line(error)), Direction())
 
@@ -177,20 +177,20 @@ def _made(
         prefix = f"{there.architecture}."
         typed = as_read({key: value for key, value in container.keys.items() if key.startswith(prefix)})
         made = {key: value_of(value) for key, value in typed.items()}
-        said = {key: value_of(value) for key, value in there.metadata.items() if key.startswith(prefix)}
-        pairs = {key: (said.get(key), made.get(key)) for key in {*said, *made} if key.startswith(prefix)}
-        kinds = {key: (there.metadata[key].type, container.keys[key].type) for key in said.keys() & made.keys()}
+        stated = {key: value_of(value) for key, value in there.metadata.items() if key.startswith(prefix)}
+        pairs = {key: (stated.get(key), made.get(key)) for key in {*stated, *made} if key.startswith(prefix)}
+        kinds = {key: (there.metadata[key].type, container.keys[key].type) for key in stated.keys() & made.keys()}
     else:
         name = next(name for name in container.side_files if Path(name).name == CONFIG_NAME)
         content: Any = container.side_files[name]
         made, keys = _document(json.loads(bytes(content))), FAMILIES[family.stem].document.keys.keys
-        said = _document(there.metadata)
+        stated = _document(there.metadata)
         pairs, kinds = {}, {}
-        found.more = {key: made[key] for key in sorted(made.keys() - said.keys() - _WRITER) if "." not in key}
-        for key in {*said, *made} - _WRITER:
+        found.more = {key: made[key] for key in sorted(made.keys() - stated.keys() - _WRITER) if "." not in key}
+        for key in {*stated, *made} - _WRITER:
             row = keys.get(key, keys.get(key.partition(".")[0]))
-            if key in said and (key in made or row is None or row.kind is not Kind.HARMLESS):
-                pairs[key] = (said[key], made.get(key))
+            if key in stated and (key in made or row is None or row.kind is not Kind.HARMLESS):
+                pairs[key] = (stated[key], made.get(key))
     found.of = sum(one is not None for one, _ in pairs.values())
     for key, (one, other) in sorted(pairs.items()):
         row = None if to == "gguf" else keys.get(key, keys.get(key.partition(".")[0]))
@@ -241,18 +241,18 @@ def _bytes(
     """Tensors of which some byte is another one."""
     bad: dict[str, str] = {}
     near = {name for name, step in steps.items() if _computed(step)}
-    places = {(step.offset, id(file)): name for file in plan.files for step in file.steps
+    owners = {(step.offset, id(file)): name for file in plan.files for step in file.steps
               for name in [next(n for n, one in steps.items() if one is step)]}  # fmt: skip
     with Files(source.identities) as inputs, Files(there.identities) as outputs:
         for file in plan.files:
-            starts = {offset: name for (offset, of), name in places.items() if of == id(file)}
+            starts = {offset: name for (offset, of), name in owners.items() if of == id(file)}
             begin, name, rows = 0, "", Rows()
             for offset, data, _ in write.chunks(file, inputs, write.Losses(plan)):
                 if offset in starts:
                     begin, name, rows = offset, starts[offset], Rows()
                 tensor, view = meant[name], memoryview(data).cast("B")
-                if rounded and not _is_held(steps[name], tensor, there):
-                    found.apart = max(found.apart, rows.apart(view, steps[name].target.dtype, tensor, outputs))
+                if rounded and not _is_exact(steps[name], tensor, there):
+                    found.distance = max(found.distance, rows.distance(view, steps[name].target.dtype, tensor, outputs))
                     if rows.are_other:
                         bad[name] = "has other values"
                     continue
@@ -282,7 +282,7 @@ class Rows:
         self.most, self.are_other = 0.0, False
         self._done, self._rest, self._usual = 0, b"", 0.0
 
-    def apart(self, made: memoryview, dtype: DType, there: StoredTensor, files: Files) -> float:
+    def distance(self, made: memoryview, dtype: DType, there: StoredTensor, files: Files) -> float:
         """Take the next bytes of what is made, and return ``most``."""
         data, columns = self._rest + bytes(made), there.shape[-1]
         count = len(data) // (columns * dtype.size)
@@ -292,10 +292,10 @@ class Rows:
             raw = bytearray(count * width)
             files.read_into(there.extent.path, there.extent.offset + self._done * width, raw)
             rows = np.frombuffer(data, np.uint8, count * columns * dtype.size).reshape(count, -1)
-            ours, theirs = decode(rows, dtype), decode(np.frombuffer(raw, np.uint8).reshape(count, -1), there.dtype)
-            far = apart(theirs, ours)
+            ours, decoded = decode(rows, dtype), decode(np.frombuffer(raw, np.uint8).reshape(count, -1), there.dtype)
+            far = distances(decoded, ours)
             self.most = max(self.most, float(far.max()))
-            self.are_other |= bool((far > APART).any()) or self._too_far(ours, far, there.dtype)
+            self.are_other |= bool((far > MAX_DISTANCE).any()) or self._too_far(ours, far, there.dtype)
             self._done += count
         return self.most
 
@@ -307,12 +307,12 @@ class Rows:
         if not doubtful.any():
             return False
         rows = np.ascontiguousarray(ours[doubtful])
-        own = apart(decode(quantize(rows, dtype), dtype), rows)
+        own = distances(decode(quantize(rows, dtype), dtype), rows)
         self._usual = self._usual or float(np.median(own))
         return bool((far[doubtful] > _TWICE * np.maximum(own, self._usual)).any())
 
 
-def _is_held(step: Step, tensor: StoredTensor, there: TensorIndex) -> bool:
+def _is_exact(step: Step, tensor: StoredTensor, there: TensorIndex) -> bool:
     """Whether no value was rounded: types are equal, or the GGUF has FP32."""
     if all(one.dtype is tensor.dtype for one in step.sources):
         return True

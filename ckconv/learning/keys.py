@@ -82,8 +82,8 @@ class Keys:
         self._given: set[str] = set()
         self._repeated: dict[str, int] = {}
         self._open: set[str] = set()
-        self._mine = [Guess(base, pair, "hf") for pair in pairs]
-        self._theirs: dict[tuple[str, int], Guess] = {}
+        self._guesses = [Guess(base, pair, "hf") for pair in pairs]
+        self._others: dict[tuple[str, int], Guess] = {}
         self._foreign = rows.foreign
         for name, family in rows.foreign.items():
             self._adopt(self._families[family], name)
@@ -96,7 +96,7 @@ class Keys:
         self.seen = self._seen()
         self.metadata = self._metadata_seen()
 
-    def _said(self, key: str) -> list[tuple[int, Pair]]:
+    def _with(self, key: str) -> list[tuple[int, Pair]]:
         return [(n, pair) for n, pair in enumerate(self._pairs) if key in pair.keys]
 
     def _keyed(self, row: Parameter) -> list[ParameterCell]:
@@ -109,11 +109,11 @@ class Keys:
 
     def _agrees(self, family: Family, name: str, key: str) -> bool:
         """Whether every file has, under the key, what config.json says."""
-        for n, pair in self._said(key):
+        for n, pair in self._with(key):
             if family is self._base:
-                guess = self._mine[n]
+                guess = self._guesses[n]
             else:
-                guess = self._theirs.setdefault((family.name, n), Guess(family, pair, "hf"))
+                guess = self._others.setdefault((family.name, n), Guess(family, pair, "hf"))
             cell = next(cell for cell in family.parameters[name].key_cells("gguf") if cell.key == key)
             try:
                 value = guess[name]
@@ -123,7 +123,7 @@ class Keys:
             back = Guess(family, pair, "gguf")[name]
             if back is not None and not (cell.read or cell.write or same(value, back)):
                 return False
-            words = {theirs: own for own, theirs in cell.words.items()}
+            words = {word: own for own, word in cell.words.items()}
             stored = words.get(stored, stored) if isinstance(stored, str) else stored
             if stored is None or not same(stored, pair.keys[key]):
                 return False
@@ -155,8 +155,8 @@ class Keys:
             self._adopt(family, name, called)
             self._explain(family, name, key)
             self._written(key, called, family, name)
-            for n, pair in self._said(key):
-                self._mine[n].told(called, Guess(family, pair, "hf")[name])
+            for n, pair in self._with(key):
+                self._guesses[n].assume(called, Guess(family, pair, "hf")[name])
             return
         name = (*owners, *others, self._usual(key))[0]
         rule = self._rule(key)
@@ -165,19 +165,19 @@ class Keys:
             self.explained.add(key)
             return
         self._by_value(key, name)
-        for n, pair in self._said(key):
-            self._mine[n].told(name, pair.keys[key])
+        for n, pair in self._with(key):
+            self._guesses[n].assume(name, pair.keys[key])
 
-    def _written(self, key: str, name: str, family: Family, theirs: str) -> None:
+    def _written(self, key: str, name: str, family: Family, other: str) -> None:
         """Add the key to a parameter that writes others: two keys of one number."""
         row = self.parameters.get(name)
         cells = row.get("gguf") if isinstance(row, dict) else None
         if cells is not None and not any(_key(cell).partition(":")[0] == key for cell in cells):
-            raw = listed(self._tables[family.name]["parameters"][theirs]["gguf"])
+            raw = listed(self._tables[family.name]["parameters"][other]["gguf"])
             cells += [cell for cell in raw if _key(cell).partition(":")[0] == key][:1]
 
     def _typed(self, key: str) -> str:
-        kind = self._said(key)[0][1].types[key]
+        kind = self._with(key)[0][1].types[key]
         return key if kind == "u32" else f"{key}:{kind}"
 
     def _rule(self, key: str) -> str:
@@ -191,7 +191,7 @@ class Keys:
                 fits = any(cell.key == key and not (cell.alias or cell.write) for cell in row.key_cells("gguf"))
                 if fits and names and names <= self._base.parameters.keys() - {row.name} and expression is not None:
                     try:
-                        if all(same(expression.value(self._mine[n]), pair.keys[key]) for n, pair in self._said(key)):
+                        if all(same(expression.value(self._guesses[n]), pair.keys[key]) for n, pair in self._with(key)):
                             return str(expression)
                     except FAILS:
                         continue
@@ -237,18 +237,18 @@ class Keys:
 
     def _by_value(self, key: str, name: str) -> None:
         """Take the key of config.json with the same value, or a constant."""
-        said = self._said(key)
-        value = said[0][1].keys[key]
-        type, typed = said[0][1].types[key], self._typed(key)
-        known = dict.fromkeys(one for _, pair in said for one in pair.flat)
-        alike = [one for one in known if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)]
+        stated = self._with(key)
+        value = stated[0][1].keys[key]
+        type, typed = stated[0][1].types[key], self._typed(key)
+        known = dict.fromkeys(one for _, pair in stated for one in pair.flat)
+        alike = [one for one in known if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in stated)]
         alike = [
             one for one in alike if not self._harmless(one) and self._free(one) and not self._says_another(one, key)
         ]
         if type != "f32":
-            alike = [one for one in alike if not isinstance(said[0][1].flat.get(one), float)]
+            alike = [one for one in alike if not isinstance(stated[0][1].flat.get(one), float)]
         alike.sort(key=lambda one: (-len(_words(one) & _words(key)), one in self._claimed, len(one)))
-        differs = len({json.dumps(pair.keys[key]) for _, pair in said}) > 1
+        differs = len({json.dumps(pair.keys[key]) for _, pair in stated}) > 1
         telling = type not in ("bool", "str") and not isinstance(value, bool) and value not in (0, 1)
         related = [one for one in alike if _words(one) & _words(key)]
         free = [one for one in alike if one not in self._claimed]
@@ -256,9 +256,9 @@ class Keys:
         if chosen and (differs or telling or _words(chosen[0]) == _words(key)):
             self.explained.add(key)
             readers = (other for other in _keyed_by(self._base, "hf", chosen[0]) if other != name)
-            mine = (other for other in self.parameters if other != name
+            claimed = (other for other in self.parameters if other != name
                     and any(_key(cell) == chosen[0] for cell in self._own(other).get("hf", ())))  # fmt: skip
-            holder = next(iter((*mine, *(one for one in readers if self._stated(one)))), None)
+            holder = next(iter((*claimed, *(one for one in readers if self._stated(one)))), None)
             if holder is not None:
                 self.parameters[name] = {"value": holder, "hf": [], "gguf": [typed]}
             else:
@@ -279,7 +279,7 @@ class Keys:
                 self._open.add(chosen[0])
             return
         if differs:
-            shown = ", ".join(_shown(pair.keys[key]) for _, pair in said)
+            shown = ", ".join(_shown(pair.keys[key]) for _, pair in stated)
             self._ask(key, f"{key} = {shown}: no key of config.json says it")
             return
         constant = repr(value) if isinstance(value, str) else json.dumps(value).replace('"', "'")
@@ -303,7 +303,7 @@ class Keys:
             free = isinstance(own, dict) and not (own.get("hf") or own.get("gguf") or "value" in own)
             constant = not any(default.names for default in row.defaults.values())
             if idle and free and constant and name not in (*_BASES, *self.without):
-                value = self._mine[0][name]
+                value = self._guesses[0][name]
                 if value is None or isinstance(value, bool | int | float | str):
                     self.parameters[name] = {"value": "null" if value is None else _text(value), "hf": [], "gguf": []}
                     changed = True
@@ -316,19 +316,19 @@ class Keys:
 
     def _says_another(self, one: str, key: str) -> bool:
         """Whether a shipped family reads the key for another metadata key."""
-        theirs = {
+        others = {
             cell.key
             for family in self._families.values()
             for name in _keyed_by(family, "hf", one)
             for cell in family.parameters[name].key_cells("gguf")
         }
-        return key not in theirs and any(other in pair.keys for pair in self._pairs for other in theirs)
+        return key not in others and any(other in pair.keys for pair in self._pairs for other in others)
 
     def read(self, head: str) -> bool:
         """Whether some parameter or rule of RoPE reads a top-level key."""
-        mine = {_key(cell).partition(".")[0] for name in self.parameters for cell in self._own(name).get("hf", ())}
+        own = {_key(cell).partition(".")[0] for name in self.parameters for cell in self._own(name).get("hf", ())}
         base = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf")}
-        return head in {*mine, *base, *TABLES_OF_ROPE}
+        return head in {*own, *base, *TABLES_OF_ROPE}
 
     def only_read(self, key: str) -> bool:
         """Whether the base reads a key of config.json, and never writes it."""
@@ -341,11 +341,11 @@ class Keys:
         self._repeated[key] += 1
         if tried == 0:
             self._by_value(key, next(iter(self.writers(key)), self._usual(key)))
-        elif tried == 1 and len({json.dumps(pair.keys[key]) for _, pair in self._said(key)}) == 1:
+        elif tried == 1 and len({json.dumps(pair.keys[key]) for _, pair in self._with(key)}) == 1:
             for name in self.writers(key):
                 own = {} if name in self._base.parameters else self._own(name)
                 self.parameters[name] = {**own, "gguf": [{"key": key, "alias": True}]}
-            value = _text(self._said(key)[0][1].keys[key])
+            value = _text(self._with(key)[0][1].keys[key])
             self.parameters[re.sub(r"\W", "_", key)] = {"value": value, "gguf": [self._typed(key)]}
         return tried < 2
 
@@ -374,7 +374,7 @@ class Keys:
 
     def _stored(self, family: Family, number: int, name: str, cell: ParameterCell) -> Any:
         """Value that the cell of a family's parameter writes of config.json."""
-        guess = self._theirs.setdefault((family.name, number), Guess(family, self._pairs[number], "hf"))
+        guess = self._others.setdefault((family.name, number), Guess(family, self._pairs[number], "hf"))
         try:
             value = guess[name]
             if value is None or (cell.when is not None and not guess.with_it(cell.when, value)):
@@ -388,14 +388,14 @@ class Keys:
         return [name for name in self.parameters
                 if any(_key(cell).partition(":")[0] == key for cell in self._own(name).get("gguf", ()))]  # fmt: skip
 
-    def fixed(self, name: str, ours: Any, theirs: Any) -> bool:
+    def fixed(self, name: str, ours: Any, stored: Any) -> bool:
         """Fix a parameter that the two files are read to say differently."""
         row = self._base.parameters.get(name)
         if row is None or name in self._tied:
             return False
         self._tied.add(name)
         keyed = self._keyed(row)
-        value = ours if keyed or theirs is None else theirs
+        value = ours if keyed or stored is None else stored
         if not isinstance(value, bool | int | float | str | list | tuple):
             return False
         text = next((rule for cell in keyed if (rule := self._of_every_layer(cell.key))), _text(value))
@@ -410,16 +410,16 @@ class Keys:
         for name in self._base.parameters:
             raw = self._tables[self._base.name]["parameters"].get(name)
             cells = raw.get("hf", []) if isinstance(raw, dict) else []
-            mine = [cell for cell in listed(cells) if _key(cell) == key]
+            named = [cell for cell in listed(cells) if _key(cell) == key]
             sized = any(cell.kind == "shape" for cell in self._base.parameters[name].cells.get("gguf", ()))
             stated = sized or self._stated(name)
-            if mine and name not in self._given and stated and "hf" not in self._own(name):
+            if named and name not in self._given and stated and "hf" not in self._own(name):
                 self._given.add(name)
                 others = [cell for cell in listed(cells) if _key(cell) != key and not _alias(cell)]
                 there = [cell for cell in others if any(_has(pair, _key(cell)) for pair in self._pairs)]
-                self.parameters[name] = {**self._own(name), "hf": [*there, _primary(mine[0])]}
+                self.parameters[name] = {**self._own(name), "hf": [*there, _primary(named[0])]}
                 return True
-            if mine and name not in self._given and (rule := self._of_every_layer(key)):
+            if named and name not in self._given and (rule := self._of_every_layer(key)):
                 self._given.add(name)
                 self._follows(name, key, rule)
                 return True
@@ -457,26 +457,26 @@ class Keys:
 
     def _of_every_layer(self, key: str) -> str:
         """Rule of shipped families for a list with an item a layer."""
-        said = [pair.document.get(key) for pair in self._pairs]
+        each = [pair.document.get(key) for pair in self._pairs]
         if not all(
-            isinstance(value, list) and len(value) == pair.layers for value, pair in zip(said, self._pairs, strict=True)
+            isinstance(value, list) and len(value) == pair.layers for value, pair in zip(each, self._pairs, strict=True)
         ):
             return ""
         found: dict[str, list[expressions.Expression]] = {}
         for family in self._families.values():
             for row in family.parameters.values():
-                mine = any(cell.key == key for cell in row.key_cells("hf"))
-                for rule in (row.value, *row.defaults.values()) if mine else ():
+                has_key = any(cell.key == key for cell in row.key_cells("hf"))
+                for rule in (row.value, *row.defaults.values()) if has_key else ():
                     if rule is not None and rule.names <= self._base.parameters.keys() - {row.name}:
                         try:
-                            if all(rule.value(guess) == one for guess, one in zip(self._mine, said, strict=True)):
-                                deep = rule.value(ChainMap({"layers": _DEEP}, self._mine[0]))  # type: ignore[arg-type]
+                            if all(rule.value(guess) == one for guess, one in zip(self._guesses, each, strict=True)):
+                                deep = rule.value(ChainMap({"layers": _DEEP}, self._guesses[0]))  # type: ignore[arg-type]
                                 found.setdefault(json.dumps(deep), []).append(rule)
                         except FAILS:
                             continue
         rules = next(iter(found.values())) if len(found) == 1 else []
-        items = {_text(item) for value in said for item in value or ()}
-        if not found and len(items) == 1 and not any(isinstance(item, list | dict) for item in said[0] or ()):
+        items = {_text(item) for value in each for item in value or ()}
+        if not found and len(items) == 1 and not any(isinstance(item, list | dict) for item in each[0] or ()):
             (item,) = items
             return f"spread(layers, {item})"
         return str(max(rules, key=lambda rule: (len(rule.names), -len(str(rule))))) if rules else ""
@@ -492,21 +492,21 @@ class Keys:
 
     def _alone(self) -> None:
         """Take keys away from rows of the base that new rows have."""
-        for name, mine in list(self.parameters.items()):
-            if not isinstance(mine, dict):
+        for name, entry in list(self.parameters.items()):
+            if not isinstance(entry, dict):
                 continue
             for format in ("hf", "gguf"):
-                keys = {_key(cell).partition(":")[0] for cell in mine.get(format, ()) if not _alias(cell)} - {""}
+                keys = {_key(cell).partition(":")[0] for cell in entry.get(format, ()) if not _alias(cell)} - {""}
                 for other, row in self._base.parameters.items():
-                    theirs = {cell.key for cell in row.key_cells(format) if not cell.alias}
-                    if other == name or not keys & theirs or format in self._own(other):
+                    taken = {cell.key for cell in row.key_cells(format) if not cell.alias}
+                    if other == name or not keys & taken or format in self._own(other):
                         continue
                     cells = listed(self._tables[self._base.name]["parameters"][other][format])
-                    kept = [cell for cell in cells if _key(cell).partition(":")[0] not in keys]
-                    self.parameters.setdefault(other, {})[format] = kept
+                    left = [cell for cell in cells if _key(cell).partition(":")[0] not in keys]
+                    self.parameters.setdefault(other, {})[format] = left
                     self.parameters[other]["optional"] = True
-                    if format == "gguf" and not kept and self._keyed(row) and not row.value:
-                        value = self._mine[0][other]  # the key stays, and is closed
+                    if format == "gguf" and not left and self._keyed(row) and not row.value:
+                        value = self._guesses[0][other]  # the key stays, and is closed
                         if isinstance(value, bool | int | float | str):
                             self.parameters[other] = {"value": _text(value), "hf": [], "gguf": []}
 
@@ -520,19 +520,19 @@ class Keys:
                    for letter in shapes.letters(row.fused_axes)}  # fmt: skip
         for letter in sorted(letters & self._base.axes.keys()):
             for name in self._base.axes[letter].names & self._base.parameters.keys() - self.parameters.keys():
-                if self._mine[0][name] is not None:
+                if self._guesses[0][name] is not None:
                     self._open.update(self._looked_at(self._base.parameters[name]))
-        kept = {letter.removeprefix("_") for row in self._base.tensors.values() if row.name not in without
+        needed = {letter.removeprefix("_") for row in self._base.tensors.values() if row.name not in without
                 for letter in shapes.letters(row.fused_axes)}  # fmt: skip
-        for letter in sorted(letters & kept & self._base.axes.keys()):
+        for letter in sorted(letters & needed & self._base.axes.keys()):
             for name in self._base.axes[letter].names & self.parameters.keys():  # shapes tell another size
                 own = self._own(name)
-                keys, theirs = (
+                keys, written = (
                     [_key(cell) for cell in own.get(each, ()) if not _alias(cell)] for each in ("hf", "gguf")
                 )
-                if len(keys) == 1 and theirs:
+                if len(keys) == 1 and written:
                     self._open.update(keys)
-                    self.questions = [one for one in self.questions if one.key not in theirs]
+                    self.questions = [one for one in self.questions if one.key not in written]
 
     def _missing(self) -> None:
         """Fill parameters that the base wants and the configuration lacks."""
@@ -543,16 +543,16 @@ class Keys:
                 if value is None or isinstance(value, bool | int | float):
                     self.parameters[name] = {"value": json.dumps(value or 0), "hf": []}
             cells = row.key_cells("gguf")
-            asked = cells and not (row.value or row.optional or row.defaults.get("llama_cpp"))
+            required = cells and not (row.value or row.optional or row.defaults.get("llama_cpp"))
             if (
-                asked
+                required
                 and name not in self.parameters
                 and not any(c.key in pair.keys for c in cells for pair in self._pairs)
             ):
-                value = self._mine[0][name]
+                value = self._guesses[0][name]
                 if name == "vocabulary":
                     self.parameters[name] = {"gguf": [{"shape": ["token_embd.weight", 0]}]}
-                elif value is not None and all(guess[name] == value for guess in self._mine):
+                elif value is not None and all(guess[name] == value for guess in self._guesses):
                     self.fixed(name, value, value)
 
     def _ask(self, key: str, text: str) -> None:
@@ -636,17 +636,17 @@ class Keys:
 
     def _twin(self, key: str) -> str:
         """Parameter whose key alone has the same number in every pair."""
-        said = [pair.document.get(key) for pair in self._pairs]
-        if not all(isinstance(value, int | float) and value not in (0, 1) for value in said):
+        numbers = [pair.document.get(key) for pair in self._pairs]
+        if not all(isinstance(value, int | float) and value not in (0, 1) for value in numbers):
             return ""
-        if len(set(said)) == 1 and (said[0] or 0) < _TELLING:
+        if len(set(numbers)) == 1 and (numbers[0] or 0) < _TELLING:
             return ""
         keys = {name: [_key(cell) for cell in self._own(name).get("hf", ())] for name in self.parameters
                 if self._own(name).get("gguf")}  # fmt: skip
         keys |= {name: [cell.key for cell in self._keyed(row)] for name, row in self._base.parameters.items()
                  if name not in self.parameters and self._stated(name)}  # fmt: skip
-        found = [name for name, mine in keys.items() if any(
-            [pair.flat.get(other) for pair in self._pairs] == said for other in mine)]  # fmt: skip
+        found = [name for name, own in keys.items() if any(
+            [pair.flat.get(other) for pair in self._pairs] == numbers for other in own)]  # fmt: skip
         return found[0] if len(found) == 1 else ""
 
     def _seen(self) -> dict[str, Any]:

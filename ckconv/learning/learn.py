@@ -106,7 +106,7 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> LogitDifferen
     Args:
         folder: for the model that is made.
     """
-    off = max(_apart(pair.checkpoint.path, pair.model.path, folder, _tokens(pair)) for pair in pairs)
+    off = max(_logit_distance(pair.checkpoint.path, pair.model.path, folder, _tokens(pair)) for pair in pairs)
     made, model = folder / "made", folder / "made.gguf"
     try:
         changed = _made(family, pairs[0], made)
@@ -119,7 +119,7 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path) -> LogitDifferen
         wrong = [*found.back.different, *found.back.other, *found.parameters] or [found.back.error]
         raise InputError("learn.logits", f"of a model of other sizes ({names}) another one comes back: {wrong[0]}")
     try:
-        other = _apart(made, model, folder, _tokens(pairs[0]))
+        other = _logit_distance(made, model, folder, _tokens(pairs[0]))
     except InputError as error:
         error.message = f"a model of other sizes ({names}): {error.message}"
         raise
@@ -131,7 +131,7 @@ def _tokens(pair: Pair) -> list[int]:
     return [(7 * n * n + 3 * n + 5) % words for n in range(_LENGTH)]
 
 
-def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> float:
+def _logit_distance(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> float:
     """Largest difference of logits, in parts of the largest."""
     limit = max((_CLOSE[tensor.dtype.name] for index in (checkpoint, model) for tensor in open_index(index).stored
                  if tensor.dtype.name in _CLOSE and len(tensor.shape) > 1), default=None)  # fmt: skip
@@ -140,11 +140,11 @@ def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> fl
             f"the pair has no matrix of {', '.join(_CLOSE)}: how far apart its logits may be is not known", model
         )
     ours = _rows("transformers", checkpoint, folder, tokens)
-    theirs = _rows("llama_cpp", model, folder, tokens)
-    if ours.shape != theirs.shape:
-        message = f"transformers has logits {list(ours.shape)}, llama.cpp {list(theirs.shape)}"
+    other = _rows("llama_cpp", model, folder, tokens)
+    if ours.shape != other.shape:
+        message = f"transformers has logits {list(ours.shape)}, llama.cpp {list(other.shape)}"
         raise _fault(message, model, None)
-    off = float(np.abs(ours - theirs).max() / np.abs(ours).max())
+    off = float(np.abs(ours - other).max() / np.abs(ours).max())
     if not off <= limit:
         message = f"logits of llama.cpp and transformers are {off:.2g} of the largest apart; {limit:g} at most expected"
         hint = "--check pair writes the file, which says that nobody measured what llama.cpp computes"
@@ -163,14 +163,14 @@ def _rows(library: str, model: Path, folder: Path, tokens: list[int]) -> np.ndar
     return np.asarray(np.load(rows), np.float32)
 
 
-def _ask(act: str, asked: Mapping[str, Any]) -> Any:
+def _ask(act: str, request: Mapping[str, Any]) -> Any:
     """Have a process of its own do something."""
     # -P: no module of the working directory takes the place of a library's.
     command = [sys.executable, "-P", "-c", f"from ckconv.learning.learn import main; main({act!r})"]
     env = {**os.environ, **_QUIET}
     try:
         done = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, check=False, env=env, timeout=_LONGEST
+            command, input=json.dumps(request), capture_output=True, text=True, check=False, env=env, timeout=_LONGEST
         )
     except subprocess.TimeoutExpired:
         answer = [None, f"it did not end within {_LONGEST:,} seconds"]
@@ -178,11 +178,11 @@ def _ask(act: str, asked: Mapping[str, Any]) -> Any:
         last = done.stdout.strip().rpartition("\n")[2]
         whole = done.returncode == 0 and last
         answer = json.loads(last) if whole else [None, f"it ended with status {done.returncode}"]
-    found, said = answer
-    if not said:
+    found, reason = answer
+    if not reason:
         return found
     name = "llama.cpp" if act == "llama_cpp" else "transformers"
-    raise _fault(f"{name} does not compute it: {said}", asked["model"])
+    raise _fault(f"{name} does not compute it: {reason}", request["model"])
 
 
 def _made(family: Path, pair: Pair, made: Path) -> Mapping[str, tuple[Any, Any]]:
@@ -195,8 +195,8 @@ def _made(family: Path, pair: Pair, made: Path) -> Mapping[str, tuple[Any, Any]]
     sets = [dict(changed) for changed in _other_sizes(family, pair)]
     document = json.loads((made / "config.json").read_text())
     part = metadata.text_key(pair.checkpoint.metadata)
-    asked = {"model": str(made), "document": document, "part": part, "sets": sets, "tokens": _tokens(pair)}
-    taken = _ask("make", asked)
+    request = {"model": str(made), "document": document, "part": part, "sets": sets, "tokens": _tokens(pair)}
+    taken = _ask("make", request)
     return {key: (pair.flat.get(key, pair.document.get(key)), value) for key, value in sets[taken].items()}
 
 
@@ -204,15 +204,15 @@ def _other_sizes(family: Path, pair: Pair) -> Iterator[Mapping[str, Any]]:
     """Changes of config.json to try: all open ones, then fewer."""
     loaded = load(family)
     seen = loaded.document.keys.seen
-    said = {
+    stated = {
         name: (cell.key, pair.flat[cell.key])
         for name, row in loaded.parameters.items()
         for cell in row.key_cells("hf")
         if cell.key in pair.flat and ANY in listed(seen.get(cell.key, ())) and not isinstance(pair.flat[cell.key], bool)
     }
-    less = max(1, int(said.get("hidden", ("", 0))[1]) // _WIDE)
+    less = max(1, int(stated.get("hidden", ("", 0))[1]) // _WIDE)
     changes: dict[str, Any] = {}
-    for name, (key, value) in said.items():
+    for name, (key, value) in stated.items():
         if name == "hidden":
             changes[key] = value * 2 if less == 1 else value // less
         elif "ffn" in name and isinstance(value, int):
@@ -225,15 +225,15 @@ def _other_sizes(family: Path, pair: Pair) -> Iterator[Mapping[str, Any]]:
             changes[key] = min(value - 1, _LENGTH // 3)
         elif name == "experts" and value > _MANY:
             changes[key] = value // (value // _MANY)
-    layers = said.get("layers", ("", 0))
+    layers = stated.get("layers", ("", 0))
     if layers[0] in changes:
         for key, value in pair.document.items():
             if isinstance(value, list) and len(value) == layers[1]:
                 changes[key] = (value * 2)[: changes[layers[0]]]
-    kept: tuple[str, ...]
-    for kept in ((), ("hidden",), ("hidden", "layers"), ("hidden", "layers", "window", "rope_theta")):
-        fixed = {said[name][0] for name in kept if name in said}
-        of_layers = {key for key, value in changes.items() if isinstance(value, list)} if "layers" in kept else set()
+    stays: tuple[str, ...]
+    for stays in ((), ("hidden",), ("hidden", "layers"), ("hidden", "layers", "window", "rope_theta")):
+        fixed = {stated[name][0] for name in stays if name in stated}
+        of_layers = {key for key, value in changes.items() if isinstance(value, list)} if "layers" in stays else set()
         yield {key: value for key, value in changes.items() if key not in fixed | of_layers}
 
 
@@ -242,25 +242,25 @@ def _other_sizes(family: Path, pair: Pair) -> Iterator[Mapping[str, Any]]:
 
 def main(act: str) -> None:
     """Do what standard input asks, and print the answer."""
-    asked = json.load(sys.stdin)
-    found, said = None, ""
+    request = json.load(sys.stdin)
+    found, reason = None, ""
     try:
-        found = {"transformers": _by_transformers, "llama_cpp": _by_llama_cpp, "make": _make}[act](asked)
+        found = {"transformers": _by_transformers, "llama_cpp": _by_llama_cpp, "make": _make}[act](request)
     except Exception as error:  # of any class, as a library's are
-        said = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-    print(f"\n{json.dumps([found, said])}")  # noqa: T201 - the answer
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    print(f"\n{json.dumps([found, reason])}")  # noqa: T201 - the answer
 
 
-def _by_transformers(asked: Mapping[str, Any]) -> None:
+def _by_transformers(request: Mapping[str, Any]) -> None:
     torch, transformers = import_module("torch"), import_module("transformers")
-    config = transformers.AutoConfig.from_pretrained(asked["model"], trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(request["model"], trust_remote_code=False)
     model, found = _class(config).from_pretrained(
-        asked["model"], dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        request["model"], dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     made_up = sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"])))
     if made_up:
         raise ValueError(f"it makes up {', '.join(made_up[:3])}")
-    np.save(asked["rows"], _computed(model, asked["tokens"]))
+    np.save(request["rows"], _computed(model, request["tokens"]))
 
 
 def _class(config: Any) -> Any:
@@ -277,39 +277,39 @@ def _computed(model: Any, tokens: list[int]) -> np.ndarray:
     return np.asarray(logits[0].float().numpy())
 
 
-def _by_llama_cpp(asked: Mapping[str, Any]) -> None:
+def _by_llama_cpp(request: Mapping[str, Any]) -> None:
     """Save the logits of llama-cpp-python.
 
     The cache is of float32, and attention no flash attention, so that nothing is rounded.
     """
-    tokens = asked["tokens"]
+    tokens = request["tokens"]
     model = import_module("llama_cpp").Llama(
-        asked["model"], n_ctx=64, n_batch=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_gpu_layers=0,
+        request["model"], n_ctx=64, n_batch=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_gpu_layers=0,
         verbose=False,
     )  # fmt: skip
     model.eval(tokens)
-    np.save(asked["rows"], np.array(model.scores[: len(tokens)], np.float32))
+    np.save(request["rows"], np.array(model.scores[: len(tokens)], np.float32))
 
 
-def _make(asked: Mapping[str, Any]) -> int:
+def _make(request: Mapping[str, Any]) -> int:
     """Save a model of the first configuration that transformers takes."""
     torch, transformers = import_module("torch"), import_module("transformers")
     torch.manual_seed(0)
-    place = Path(asked["model"]) / "config.json"
-    said: Exception | None = None
-    for number, changed in enumerate(asked["sets"]):
-        document = json.loads(json.dumps(asked["document"]))
-        for part in (document, document.get(asked["part"]) or {}):
+    place = Path(request["model"]) / "config.json"
+    failure: Exception | None = None
+    for number, changed in enumerate(request["sets"]):
+        document = json.loads(json.dumps(request["document"]))
+        for part in (document, document.get(request["part"]) or {}):
             part |= {key: "float32" for key in ("dtype", "torch_dtype") if key in part}
         for path, value in changed.items():
-            table = document.get(asked["part"]) or document
+            table = document.get(request["part"]) or document
             *tables, key = path.split(".")
             for name in tables:
                 table = table[name]
             table[key] = value
         place.write_text(json.dumps(document, indent=2))
         try:
-            config = transformers.AutoConfig.from_pretrained(asked["model"], trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(request["model"], trust_remote_code=False)
             with torch.device("meta"):
                 outline = _class(config).from_config(config)
             if sum(parameter.numel() for parameter in outline.parameters()) > _MOST:
@@ -318,14 +318,14 @@ def _make(asked: Mapping[str, Any]) -> int:
             with torch.no_grad():
                 for tensor in (each for each in model.state_dict().values() if each.is_floating_point()):
                     tensor.add_(torch.randn_like(tensor) * min(0.2, (tensor.shape or (1,))[-1] ** -0.5))
-            _computed(model, asked["tokens"])
-            model.save_pretrained(asked["model"])
+            _computed(model, request["tokens"])
+            model.save_pretrained(request["model"])
         except Exception as error:
-            said = error
+            failure = error
             continue
         place.write_text(json.dumps(document, indent=2))
         return number
-    raise said or ValueError("nothing of it is open")
+    raise failure or ValueError("nothing of it is open")
 
 
 # -- ``ckconv learn``: the nearest family and the differences of a pair ------------------------------------------------
@@ -519,13 +519,13 @@ def _windows(pairs: Sequence[Pair], tables: Mapping[str, Mapping[str, Any]], bas
 
 def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
     """The two files of a pair."""
-    ours, theirs = open_index(checkpoint), open_index(model)
-    if ours.format != "safetensors" or theirs.format != "gguf" or not ours.metadata.get("model_type"):
-        message = f"a checkpoint and a GGUF expected, got {ours.format} and {theirs.format}"
+    ours, gguf = open_index(checkpoint), open_index(model)
+    if ours.format != "safetensors" or gguf.format != "gguf" or not ours.metadata.get("model_type"):
+        message = f"a checkpoint and a GGUF expected, got {ours.format} and {gguf.format}"
         raise InputError("learn.pair", message, path=checkpoint)
-    for path, index, taken in ((model, theirs, FLOATS), (checkpoint, ours, (*FLOATS, *_INDICES))):
+    for path, index, taken in ((model, gguf, FLOATS), (checkpoint, ours, (*FLOATS, *_INDICES))):
         odd = [tensor for tensor in index.stored if tensor.dtype.name not in taken]
-        near = index is theirs and all(decodable(tensor.dtype) for tensor in odd)
+        near = index is gguf and all(decodable(tensor.dtype) for tensor in odd)
         if near and approximate:
             continue
         if odd:
@@ -537,11 +537,11 @@ def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
                 tensor=odd[0].name,
                 hint="--approximate matches names and orders of rows by decoded values" if near else None,
             )
-    pair = Pair(ours, theirs, near=approximate)
+    pair = Pair(ours, gguf, near=approximate)
     for path, number, most, what in (
         (checkpoint, len(pair.source), _MOST_KINDS, "kinds of tensors"),
         (model, len(pair.target), _MOST_KINDS, "kinds of tensors"),
-        (model, pair.layers, len(theirs.stored), "layers, more than its tensors"),
+        (model, pair.layers, len(gguf.stored), "layers, more than its tensors"),
         (checkpoint, len(pair.flat), _MOST_KEYS, "keys in config.json"),
         (model, len(pair.keys), _MOST_KEYS, "metadata keys of its architecture"),
     ):
@@ -631,9 +631,9 @@ class _Draft:
                     return
             if one.parameters:
                 self.wrong = len(one.parameters)
-                apart = [f"{name} is {short(a)} in the checkpoint, {short(b)} in the GGUF" for name, (a, b)
+                texts = [f"{name} is {short(a)} in the checkpoint, {short(b)} in the GGUF" for name, (a, b)
                          in one.parameters.items()]  # fmt: skip
-                self.fault = "; ".join(apart[:3])
+                self.fault = "; ".join(texts[:3])
                 return
 
     def _mend(self, found: BothWays, pair: Pair) -> bool:
@@ -658,14 +658,14 @@ class _Draft:
                     row["gguf"], changed = wanted, True
             if there is not None and changed == before:
                 changed |= self._keys.again(key)
-        for name, (ours, theirs) in found.parameters.items():
-            changed |= self._keys.fixed(name, ours, theirs)
+        for name, (ours, stored) in found.parameters.items():
+            changed |= self._keys.fixed(name, ours, stored)
         for key, (there, made) in found.back.other.items():
             head = key.partition(".")[0]
-            said = {key, head} & {*self._more["written"], *self._keys.modifiers} or self._keys.read(head)
+            written = {key, head} & {*self._more["written"], *self._keys.modifiers} or self._keys.read(head)
             if there is not None and made is None and self._keys.written_as_read(key):
                 changed = True
-            elif there is not None and made is None and (not said or self._keys.only_read(key)):
+            elif there is not None and made is None and (not written or self._keys.only_read(key)):
                 self._keys.seen[key] = there
                 self._more["written"][head] = pair.document[head]
                 changed = True
@@ -687,7 +687,7 @@ class _Draft:
     def _approximate(self, found: Sequence[BothWays] = ()) -> str:
         """Say what a file is based on that was learned of rounded values."""
         types = {tensor.dtype.name for pair in self._pairs for tensor in pair.model.stored}
-        most = max((way.apart for each in found for way in (each.forth, each.back)), default=0.0)
+        most = max((way.distance for each in found for way in (each.forth, each.back)), default=0.0)
         rows = f"rows differ by up to {100 * most**0.5:.2g} % of their norm; " if most else ""
         return (
             f"learned from near values ({', '.join(sorted(types))}): names and orders of rows are those of what is"
@@ -696,11 +696,11 @@ class _Draft:
 
     def add_names(self, family: Family, directory: tensors.TensorIndex, same: Mapping[str, str]) -> None:
         """Write the names of an MLX directory beside those of the checkpoint."""
-        theirs = prefix_of(family, directory)
-        if theirs != family.prefixes["mlx"][0]:
-            self._rows.prefix = {**self._rows.prefix, "mlx": [dict(zip(("root", "layer"), theirs, strict=True))]}
+        prefix = prefix_of(family, directory)
+        if prefix != family.prefixes["mlx"][0]:
+            self._rows.prefix = {**self._rows.prefix, "mlx": [dict(zip(("root", "layer"), prefix, strict=True))]}
         own = (self._rows.root, self._rows.layer)
-        for row, cell in cells(family, [*self._rows.tensors], own, theirs, same):
+        for row, cell in cells(family, [*self._rows.tensors], own, prefix, same):
             self._rows.tensors[row] = {**self._rows.tensors.get(row, {}), "mlx": cell}
         self._mlx = {"mlx_lm": {"unmeasured": "its names were learned from a directory, and no logits were compared"}}
 
@@ -708,8 +708,8 @@ class _Draft:
         """Take keys for seen that config.json has for mlx-lm alone, or of a GGUF."""
         sizes = {name for expression in family.axes.values() for name in expression.names}
         keys = {name: {cell.key for cell in row.key_cells("hf")} for name, row in family.parameters.items()}
-        free = {key for name, said in keys.items() for key in said
-                if name in sizes or any(ANY in listed(self._keys.seen.get(other, ())) for other in said)}  # fmt: skip
+        free = {key for name, words in keys.items() for key in words
+                if name in sizes or any(ANY in listed(self._keys.seen.get(other, ())) for other in words)}  # fmt: skip
         for key, value in made.items():
             if key not in self._keys.seen:
                 self._keys.seen[key] = [*([ANY] if key in free else listed(value)), NONE]
@@ -733,7 +733,7 @@ class _Draft:
         config |= {
             word: value for word, value in (("harmless", keys.harmless), ("written", self._more["written"])) if value
         }
-        match, over = self._told_apart()
+        match, over = self._condition()
         return text(
             [
                 f"Learned by ckconv {__version__} from {' and from '.join(one.name for one in self._pairs)}.",
@@ -762,14 +762,14 @@ class _Draft:
             },
         )
 
-    def _told_apart(self) -> tuple[str, list[str]]:
+    def _condition(self) -> tuple[str, list[str]]:
         """Condition that tells the GGUF from families of its architecture."""
         pair, over, atoms = self._pairs[0], list[str](), list[str]()
         for family in families_of_gguf(pair.architecture):
-            theirs = str(family.in_gguf.condition or "true")
-            for key in family.in_gguf.condition.asked if family.in_gguf.condition else ():
+            other = str(family.in_gguf.condition or "true")
+            for key in family.in_gguf.condition.probed_keys if family.in_gguf.condition else ():
                 atom = f"has('{key}')" if pair.has(key) else f"not has('{key}')"
-                if not both_hold(family.path, " and ".join([*atoms, atom]), theirs):
+                if not both_hold(family.path, " and ".join([*atoms, atom]), other):
                     atoms.append(atom)
                     break
             else:
@@ -780,8 +780,8 @@ class _Draft:
 
 def _digest(pair: Pair) -> str:
     """SHA-256 of names, types and shapes of both files, and of the keys."""
-    said = [(t.name, t.dtype.name, t.shape) for index in (pair.checkpoint, pair.model) for t in index.stored]
-    return hashlib.sha256(repr((said, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
+    named = [(t.name, t.dtype.name, t.shape) for index in (pair.checkpoint, pair.model) for t in index.stored]
+    return hashlib.sha256(repr((named, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
 
 
 __all__ = ["LearnedFamily", "learn", "replace"]

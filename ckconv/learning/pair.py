@@ -33,7 +33,7 @@ NEAR = 2e-6
 _PAGE, _PAGES, _BLOCK = 1 << 14, 2048, 512
 
 #: How far rows of a quantized tensor, and all that was sampled of it, may be from the values: part of their square.
-APART = 0.19
+MAX_DISTANCE = 0.19
 
 #: ``a.layers.3.b.experts.7.c`` -> its pattern, layer and expert.
 _LAYER = re.compile(r"(.*?\.)(\d+)(\..*)$")
@@ -140,21 +140,21 @@ class Numbers:
         self._pages: dict[tuple[Path, int], bytearray] = {}
         self.nbytes = 0
 
-    def at(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
+    def at(self, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
         """Float32 values, decoded where quantized, at places in the stored order."""
-        blocks, mine = np.unique(places // tensor.dtype.block, return_inverse=True)
+        blocks, index = np.unique(positions // tensor.dtype.block, return_inverse=True)
         decoded = decode(self._stored(tensor, blocks), tensor.dtype)
-        return np.asarray(decoded[mine, places % tensor.dtype.block])
+        return np.asarray(decoded[index, positions % tensor.dtype.block])
 
-    def _stored(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
+    def _stored(self, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
         """Bytes of blocks, or of elements: ``[n, bytes]``."""
         width, path = tensor.dtype.size, tensor.extent.path
-        starts = places.astype(np.int64) * width + tensor.extent.offset
-        out = np.empty((len(places), width), np.uint8)
+        starts = positions.astype(np.int64) * width + tensor.extent.offset
+        out = np.empty((len(positions), width), np.uint8)
         for page in np.unique(starts // _PAGE).tolist():
-            mine = np.flatnonzero(starts // _PAGE == page)
+            selected = np.flatnonzero(starts // _PAGE == page)
             raw = np.frombuffer(self._page(path, page), np.uint8)
-            out[mine] = raw[(starts[mine] - page * _PAGE)[:, None] + np.arange(width)]
+            out[selected] = raw[(starts[selected] - page * _PAGE)[:, None] + np.arange(width)]
         return out
 
     def _page(self, path: Path, page: int) -> bytearray:
@@ -171,11 +171,11 @@ class Numbers:
         return self._pages[key]
 
 
-def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def distances(ours: np.ndarray, decoded: np.ndarray) -> np.ndarray:
     """Distance of rows from decoded ones, as a part of their variance."""
     mean = ours.mean(axis=-1, keepdims=True)
     whole = np.square(ours - mean).sum(axis=-1) + np.square(ours).sum(axis=-1) * 1e-3
-    found = np.square(ours - theirs).sum(axis=-1) / np.maximum(whole, np.finfo(np.float32).tiny)
+    found = np.square(ours - decoded).sum(axis=-1) / np.maximum(whole, np.finfo(np.float32).tiny)
     return np.asarray(np.where(np.isnan(found), np.inf, found))
 
 
@@ -195,7 +195,7 @@ class Guess(Mapping[str, Any]):
     def __init__(self, family: Family, pair: Pair, only: str = "") -> None:
         self.family, self.pair, self._only = family, pair, only
         self._known: dict[str, Any] = {}
-        self._told: dict[str, Any] = {}
+        self._assumed: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
         self._open: set[str] = set()
 
@@ -214,10 +214,10 @@ class Guess(Mapping[str, Any]):
             self._open.discard(name)
         return self._known[name]
 
-    def told(self, name: str, value: Any) -> None:
+    def assume(self, name: str, value: Any) -> None:
         """Take a value from elsewhere and forget what followed without it."""
-        self._told[name] = value
-        self._known = dict(self._told)
+        self._assumed[name] = value
+        self._known = dict(self._assumed)
         self._sizes.clear()
 
     def _read(self, row: keys.Parameter) -> Any:
@@ -240,8 +240,8 @@ class Guess(Mapping[str, Any]):
     def _cell(self, cell: keys.ParameterCell, format: str) -> Any:
         pair = self.pair
         if cell.kind == "key":
-            said = pair.flat if format == "hf" else pair.keys
-            value = said.get(cell.key, pair.document.get(cell.key) if format == "hf" else None)
+            stated = pair.flat if format == "hf" else pair.keys
+            value = stated.get(cell.key, pair.document.get(cell.key) if format == "hf" else None)
             value = cell.words.get(value, value) if isinstance(value, str) else value
             return self.with_it(cell.read, value) if value is not None and cell.read else value
         if format != "gguf":
@@ -437,11 +437,11 @@ class Tracer:
     def _forms(self) -> Iterator[Form]:
         for family in self._families.values():
             for row in family.tensors.values():
-                for theirs in row.cells["gguf"]:
+                for cell in row.cells["gguf"]:
                     for ours in row.cells["hf"]:
                         if ours.packed or ours.by:
                             continue
-                        form = Form(family.name, row.name, row.axes, row.fused_axes, ours, theirs)
+                        form = Form(family.name, row.name, row.axes, row.fused_axes, ours, cell)
                         yield form
                         stored = ours.axes or (row.axes if len(row.axes) == 2 else ())
                         if len(stored) == 2 and not ours.stack:  # a class that multiplies from the left
@@ -450,7 +450,7 @@ class Tracer:
                         if len(stored) == 1 and shapes.segment_count(stored) == 1 and not ours.stack:
                             one = ours._replace(axes=(("1",), *stored))
                             yield form._replace(hf=one)
-                            yield form._replace(hf=one, gguf=theirs._replace(axes=(("1",), *(theirs.axes or row.axes))))
+                            yield form._replace(hf=one, gguf=cell._replace(axes=(("1",), *(cell.axes or row.axes))))
 
     def trace(self) -> Traces:
         """Trace every tensor."""
@@ -536,20 +536,20 @@ class Tracer:
         return self._moved[key]
 
     def _computed_moves(self, form: Form, number: int, bias: bool) -> Moves | None:
-        axes, ours, theirs = form.axes, form.hf.axes, form.gguf.axes
+        axes, ours, other = form.axes, form.hf.axes, form.gguf.axes
         if bias and len(axes) > 1:
             last = axes[-1]
-            ours, theirs = (shape and tuple(p for p in shape if p != last) for shape in (ours, theirs))
+            ours, other = (shape and tuple(p for p in shape if p != last) for shape in (ours, other))
             axes = axes[:-1]
         guess = self._guesses[form.family, number]
         try:
             single = axes[1:] if form.hf.stack else axes
             parts = [cell.part if stored and shapes.segment_count(stored) > 1 else 0
-                     for cell, stored in ((form.hf, ours), (form.gguf, theirs))]  # fmt: skip
+                     for cell, stored in ((form.hf, ours), (form.gguf, other))]  # fmt: skip
             experts = shapes.sizes(axes[:1], guess.size)[0] if form.hf.stack else 1
             return (
                 self._move(ours or single, single, parts[0], guess),
-                self._move(theirs or axes, axes, parts[1], guess),
+                self._move(other or axes, axes, parts[1], guess),
                 experts,
             )
         except (shapes.AxesError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -566,43 +566,43 @@ class Tracer:
     def _same(
         self,
         ours: Sequence[StoredTensor],
-        theirs: StoredTensor,
+        target: StoredTensor,
         moves: Moves,
         value: str | float,
     ) -> bool:
         one, other, experts = moves
         if len(ours) != experts or tuple(ours[0].shape) != tuple(one.stored):
             return False
-        if squeezed(theirs.shape) != squeezed(other.stored) or (theirs.shape[0] == 1) != (other.stored[0] == 1):
+        if squeezed(target.shape) != squeezed(other.stored) or (target.shape[0] == 1) != (other.stored[0] == 1):
             return False
         if not all(tensor.dtype.name in FLOATS for tensor in ours):
             return False
-        blocks = theirs.dtype.block > 1
+        blocks = target.dtype.block > 1
         count = math.prod(size for size, _ in other.axes)
         if count != experts * math.prod(size for size, _ in one.axes):
             return False
-        places = sampled(count, self._rows * (_MORE if blocks else 1))
-        meant = self._read(theirs, places, other)
+        positions = sampled(count, self._rows * (_MORE if blocks else 1))
+        meant = self._read(target, positions, other)
         per = count // experts
-        found = np.empty(len(places), np.float32)
-        for expert in np.unique(places // per).tolist():
-            mine = places // per == expert
-            found[mine] = self._read(ours[expert], places[mine] % per, one)
+        found = np.empty(len(positions), np.float32)
+        for expert in np.unique(positions // per).tolist():
+            selected = positions // per == expert
+            found[selected] = self._read(ours[expert], positions[selected] % per, one)
         if blocks:
-            return not value and bool(apart(found, meant) <= APART)
+            return not value and bool(distances(found, meant) <= MAX_DISTANCE)
         shift = stored_higher(value)
         if shift in layouts.EXPONENTIALS:
             return bool(np.allclose(shifted(found, shift), meant, rtol=NEAR, atol=0))
         found = found + np.float32(shift) if shift else found
-        rounded, _ = from_float32(found, theirs.dtype)
-        return bool(np.array_equal(decode(rounded, theirs.dtype), meant, equal_nan=True))
+        rounded, _ = from_float32(found, target.dtype)
+        return bool(np.array_equal(decode(rounded, target.dtype), meant, equal_nan=True))
 
-    def _read(self, tensor: StoredTensor, places: np.ndarray, move: shapes.Move) -> np.ndarray:
-        key = (tensor.extent, move, len(places), int(places[-1]))
+    def _read(self, tensor: StoredTensor, positions: np.ndarray, move: shapes.Move) -> np.ndarray:
+        key = (tensor.extent, move, len(positions), int(positions[-1]))
         if key not in self._known:
             sizes = [size for size, _ in move.axes] or [1]
-            indices = np.unravel_index(places, sizes)
-            stored = np.full(len(places), move.first, np.int64)
+            indices = np.unravel_index(positions, sizes)
+            stored = np.full(len(positions), move.first, np.int64)
             for index, (_, stride) in zip(indices, move.axes, strict=False):
                 stored += index * stride
             self._known[key] = self._numbers.at(tensor, stored)

@@ -126,10 +126,10 @@ class Rows:
     def _agreed(self, expression: expressions.Expression, number: int) -> bool | None:
         """Value of a condition in both files; ``None`` if they differ."""
         try:
-            said = [bool(expression.value(self._said(self._base.name, format, number))) for format in ("hf", "gguf")]
+            values = [bool(expression.value(self._guess(self._base.name, format, number))) for format in ("hf", "gguf")]
         except FAILS:
             return None
-        return said[0] if said[0] == said[1] else None
+        return values[0] if values[0] == values[1] else None
 
     def _place(self, pattern: str, hits: Sequence[Hit]) -> None:
         """Find the row of a GGUF's tensor, or write one."""
@@ -186,16 +186,16 @@ class Rows:
         if best.form.gguf.axes and shapes.segment_count(best.form.gguf.axes) > 1:
             fused = [hit for hit in hits if hit.form.family == best.form.family and hit.form.fused == best.form.fused]
             chosen = list({hit.form.gguf.part: hit for hit in fused}.values())
-        theirs = gguf_name(pattern)
+        parsed = gguf_name(pattern)
         for hit in chosen:
             name = rows[0][0] if rows and len(chosen) == 1 else hit.form.row
-            weight = (one for one, placed in self._placed.items() if theirs.kind == "bias"
-                      and any(gguf_name(each).module == theirs.module for each in placed))  # fmt: skip
+            weight = (one for one, placed in self._placed.items() if parsed.kind == "bias"
+                      and any(gguf_name(each).module == parsed.module for each in placed))  # fmt: skip
             name = next(weight, name)
-            layered = theirs.module.startswith("L.")
-            taken = name in self._placed and gguf_name(next(iter(self._placed[name]))).module != theirs.module
+            layered = parsed.module.startswith("L.")
+            taken = name in self._placed and gguf_name(next(iter(self._placed[name]))).module != parsed.module
             if taken or name.startswith("L.") != layered:
-                name = "L." * layered + theirs.module.removeprefix("L.").replace("_", ".", 1)
+                name = "L." * layered + parsed.module.removeprefix("L.").replace("_", ".", 1)
             self._placed.setdefault(name, {})[pattern] = hit
             if gguf_name(pattern).kind == "bias" and len(self._placed[name]) > 1:
                 continue
@@ -227,9 +227,9 @@ class Rows:
 
     def _new(self, name: str, pattern: str, hit: Hit) -> None:
         self._anew(name)
-        theirs, ours = gguf_name(pattern), self._name(hit.source)
-        plain = theirs.kind == ours.kind != ""
-        cell: dict[str, Any] = {"name": theirs.module if plain else "=" + theirs.whole}
+        parsed, ours = gguf_name(pattern), self._name(hit.source)
+        plain = parsed.kind == ours.kind != ""
+        cell: dict[str, Any] = {"name": parsed.module if plain else "=" + parsed.whole}
         cell |= {"axes": written(hit.form.gguf.axes)} if hit.form.gguf.axes else {}
         cell |= {"value": hit.form.gguf.value} if hit.form.gguf.value else {}
         source: dict[str, Any] = {"name": ours.module if plain else "=" + ours.whole}
@@ -248,9 +248,9 @@ class Rows:
                 self._anew(name)
             form = items[0][2].form
             ours = [self._name(hit.source).module for _, _, hit in items]
-            theirs = [gguf_name(each).module for _, each, _ in items]
+            targets = [gguf_name(each).module for _, each, _ in items]
             row: dict[str, Any] = {"axes": written(fused)}
-            for field, spelled, cell, one in (("hf", ours, form.hf, source), ("gguf", theirs, form.gguf, pattern)):
+            for field, spelled, cell, one in (("hf", ours, form.hf, source), ("gguf", targets, form.gguf, pattern)):
                 text = spelled[0] if one else braced(spelled)
                 if not (gguf_name(items[0][1]).kind and self._name(items[0][2].source).kind):
                     whole = self._name(items[0][2].source).whole if field == "hf" else gguf_name(items[0][1]).whole
@@ -271,14 +271,14 @@ class Rows:
         return self._unsaid(form.family, names), len(foreign - keyed), len(foreign)
 
     def _unsaid(self, family: str, names: Collection[str]) -> int:
-        return sum(self._said(family, format)[name] is None for name in names for format in ("hf", "gguf"))
+        return sum(self._guess(family, format)[name] is None for name in names for format in ("hf", "gguf"))
 
     def _silent(self, name: str, ours: Cell) -> int:
         row = self._base.tensors[name]
-        return min(self._strange(Form(self._base.name, name, row.axes, row.fused_axes, ours, theirs))[0]
-                   for theirs in row.cells["gguf"])  # fmt: skip
+        return min(self._strange(Form(self._base.name, name, row.axes, row.fused_axes, ours, cell))[0]
+                   for cell in row.cells["gguf"])  # fmt: skip
 
-    def _said(self, family: str, format: str, number: int = 0) -> Guess:
+    def _guess(self, family: str, format: str, number: int = 0) -> Guess:
         key = family, format, number
         if key not in self._one_sided:
             self._one_sided[key] = Guess(self._families[family], self._pairs[number], format)
@@ -304,9 +304,9 @@ class Rows:
         self.foreign[name] = family.name
         row = family.parameters[name]
         keyed = any(cell.key in self._pairs[0].flat for cell in row.key_cells("hf"))
-        asked = [] if keyed else [row.value, *row.defaults.values()]
-        asked += [one for cells in row.cells.values() for cell in cells for one in (cell.read, cell.write, cell.when)]
-        for other in sorted({each for one in asked if one for each in one.names}):
+        needed = [] if keyed else [row.value, *row.defaults.values()]
+        needed += [one for cells in row.cells.values() for cell in cells for one in (cell.read, cell.write, cell.when)]
+        for other in sorted({each for one in needed if one for each in one.names}):
             self.adopt(family, other)
 
     def _presence(self, name: str, patterns: Mapping[str, Hit]) -> None:
@@ -316,8 +316,8 @@ class Rows:
         weights = [pattern for pattern in patterns if gguf_name(pattern).kind != "bias"] or list(patterns)
         biases = [pattern for pattern in patterns if pattern not in weights]
         has = [any(pattern in pair.target for pattern in biases) for pair in self._pairs]
-        said = [self._agreed(row.bias, n) if row and row.bias else False for n in range(len(self._pairs))]
-        if has != said:
+        expected = [self._agreed(row.bias, n) if row and row.bias else False for n in range(len(self._pairs))]
+        if has != expected:
             entry["bias"] = all(has)
             if any(has) != all(has):
                 entry["bias"] = self._switch(biases, has)
@@ -345,9 +345,9 @@ class Rows:
         words = set(re.split(r"[._]", patterns[0])) - {"weight", "attn"}
         found: dict[str, tuple[int, int]] = {}
         for key in {key for pair in self._pairs for key in pair.document}:
-            said = [pair.document.get(key) for pair in self._pairs]
-            known = all(isinstance(value, bool | None) for value in said)
-            if known and [bool(value) for value in said] == [*there]:
+            values = [pair.document.get(key) for pair in self._pairs]
+            known = all(isinstance(value, bool | None) for value in values)
+            if known and [bool(value) for value in values] == [*there]:
                 of = set(key.split("_"))
                 of |= set("qkv") if "qkv" in of else set()
                 found[key] = len(words & of), -len(of - words)
@@ -440,10 +440,10 @@ def spellings(name: Name) -> tuple[str, ...]:
     return name.module, f"={name.whole}", f"={name.module}"
 
 
-def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, ...]:
+def form_key(family: Family, name: str, ours: Cell, stored: Cell) -> tuple[Any, ...]:
     """The form of a family's own row."""
     row = family.tensors[name]
-    return Form(family.name, name, row.axes, row.fused_axes, ours, theirs).key
+    return Form(family.name, name, row.axes, row.fused_axes, ours, stored).key
 
 
 def prefixes(patterns: Collection[str]) -> tuple[str, str]:
@@ -514,8 +514,8 @@ def _keys(pair: Pair, family: Family) -> Iterator[float]:
     ours = {cell.key for row in family.parameters.values() for cell in row.key_cells("hf")}
     for key in pair.keys:
         row = cells.get(key)
-        said = row is not None and (row.value or any(cell.key in pair.flat for cell in row.key_cells("hf")))
-        yield 0.6 if said else 0.1 if row is not None or key in family.metadata.keys else -0.6
+        stated = row is not None and (row.value or any(cell.key in pair.flat for cell in row.key_cells("hf")))
+        yield 0.6 if stated else 0.1 if row is not None or key in family.metadata.keys else -0.6
     for key in pair.document:
         yield 0.05 if key in family.document.keys.keys or key in ours else -0.3
     for key in ours:
@@ -551,67 +551,67 @@ def same_values(pair: Pair, index: TensorIndex, numbers: Numbers, rows: int) -> 
 
     Experts may be stacked in one tensor.
     """
-    theirs, found = dict(by_pattern(index.stored)), dict[str, str]()
+    left, found = dict(by_pattern(index.stored)), dict[str, str]()
     for pattern, layers in pair.source.items():
-        near = sorted(theirs, key=lambda one: -SequenceMatcher(None, pattern, one, autojunk=False).ratio())
+        near = sorted(left, key=lambda one: -SequenceMatcher(None, pattern, one, autojunk=False).ratio())
         for other in near:
-            if _equal(layers, theirs[other], numbers, rows):
+            if _equal(layers, left[other], numbers, rows):
                 found[pattern] = other
-                del theirs[other]
+                del left[other]
                 break
     return found
 
 
 def _equal(
     ours: Mapping[int, Sequence[StoredTensor]],
-    theirs: Mapping[int, Sequence[StoredTensor]],
+    stored: Mapping[int, Sequence[StoredTensor]],
     numbers: Numbers,
     rows: int,
 ) -> bool:
-    if ours.keys() != theirs.keys():
+    if ours.keys() != stored.keys():
         return False
     for layer in sorted({min(ours), max(ours)}):
-        experts, whole = ours[layer], theirs[layer][0]
+        experts, whole = ours[layer], stored[layer][0]
         shape = (len(experts), *experts[0].shape) if len(experts) > 1 else experts[0].shape
-        if len(theirs[layer]) > 1 or tuple(whole.shape) != tuple(shape):
+        if len(stored[layer]) > 1 or tuple(whole.shape) != tuple(shape):
             return False
         each = math.prod(experts[0].shape)
-        places = sampled(each * len(experts), rows)
-        meant = numbers.at(whole, places)
-        for number in np.unique(places // each).tolist():
-            mine = places // each == number
-            if not np.array_equal(numbers.at(experts[number], places[mine] % each), meant[mine], equal_nan=True):
+        positions = sampled(each * len(experts), rows)
+        meant = numbers.at(whole, positions)
+        for number in np.unique(positions // each).tolist():
+            mask = positions // each == number
+            if not np.array_equal(numbers.at(experts[number], positions[mask] % each), meant[mask], equal_nan=True):
                 return False
     return True
 
 
 def cells(
-    family: Family, own: Collection[str], prefix: Prefix, theirs: Prefix, found: Mapping[str, str]
+    family: Family, own: Collection[str], prefix: Prefix, mlx: Prefix, found: Mapping[str, str]
 ) -> Iterator[tuple[str, Any]]:
     """Rows of a family file -> their cells, where the name is another one.
 
     Args:
         own: rows that the file writes; several tensors may be one row there.
     """
-    said = dict(_cells(family, prefix, theirs, found))
+    each = dict(_cells(family, prefix, mlx, found))
     for key in own:
         names = [*shapes.expanded(key)]
-        if len(names) > 1 and all(name in said for name in names):
-            mine = [said.pop(name) for name in names]
-            yield key, [{**mine[0], "name": braced([cell["name"] for cell in mine])}]
-    for name, cell in said.items():
+        if len(names) > 1 and all(name in each for name in names):
+            parts = [each.pop(name) for name in names]
+            yield key, [{**parts[0], "name": braced([cell["name"] for cell in parts])}]
+    for name, cell in each.items():
         yield name, [cell]
 
 
 def _cells(
-    family: Family, prefix: Prefix, theirs: Prefix, found: Mapping[str, str]
+    family: Family, prefix: Prefix, mlx: Prefix, found: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     for row in family.tensors.values():
         for cell in row.cells["hf"]:
             other = found.get(_pattern(cell, *prefix))
             if other is None:
                 continue
-            name = name_in(other, *theirs)
+            name = name_in(other, *mlx)
             spelled = "=" + name.whole if cell.name.startswith("=") else name.module
             axes = row.axes if cell.stack or cell.axes is None else cell.axes
             now = row.cells["mlx"][0] if row.cells["mlx"] else None

@@ -61,22 +61,22 @@ _HEAD_TENSOR, _EMBEDDING_TENSOR = f"{HEAD_MODULE}.weight", f"{EMBEDDING_MODULE}.
 
 def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConfig) -> TensorIndex:
     """Base with a head of its own, where adapters change a tied one."""
-    apart, together, rows_of_head = False, False, False
+    separate, together, rows_of_head = False, False, False
     for index in adapters:
         known = index.adapter
         assert known is not None
         for name in known.modules.keys() & {EMBEDDING_MODULE, HEAD_MODULE}:
             rows = Role.ROWS in known.modules[name].roles  # of the embedding, peft replaces those of a tied head too
-            apart |= not known.ties and not rows
+            separate |= not known.ties and not rows
             together |= (known.ties or rows) and name == EMBEDDING_MODULE
             rows_of_head |= rows and name == HEAD_MODULE
-    if not (apart or together or rows_of_head) or not _is_tied(base, config):
+    if not (separate or together or rows_of_head) or not _is_tied(base, config):
         return base
     if rows_of_head:
         text = "the base is tied, and the adapter replaces rows of its output head that are not its embedding's"
         hint = "ckconv convert BASE DST --untie makes a base with a head of its own; merge the adapter into that"
         raise _unsupported(base, text, hint=hint)
-    if apart and together:
+    if separate and together:
         text = "the base is tied; of the changes some are of its embedding and its output head together, others of one"
         raise _unsupported(base, text)
     tensors = dict(base.tensors)
@@ -88,7 +88,7 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
     return replace(base, tensors=tensors, config=replace(config, tied=False))
 
 
-def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
+def without_tied_copy(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
     """Adapter that changes a tied embedding and head once, not twice.
 
     peft saves both where it keeps them tied (``ensure_weight_tying``), and where the vocabulary grew.
@@ -162,7 +162,7 @@ def merge_adapters(
         known = f"ckconv has none for {quoted(base.architecture)}"
         raise _unsupported(base, f"merging an adapter takes the architecture's rules, and {known}")
     _check_supported(adapters)
-    adapters = [replace(adapter, index=said_once(adapter.index, base, config)) for adapter in adapters]
+    adapters = [replace(adapter, index=without_tied_copy(adapter.index, base, config)) for adapter in adapters]
     base = untied(base, [adapter.index for adapter in adapters], config)
     _check_there(base, adapters, config)
     tensors = dict(base.tensors)
@@ -236,8 +236,8 @@ def _is_called(name: str, base: TensorIndex) -> bool:
 
     Not compared: who published it, letter case, and what a file name adds, as the type of a quantized copy.
     """
-    said = [getattr(value, "value", value) for value in map(base.metadata.get, _NAME_KEYS)]
-    names = [_plain(text) for text in (base.path.absolute().name, *said) if isinstance(text, str)]
+    titles = [getattr(value, "value", value) for value in map(base.metadata.get, _NAME_KEYS)]
+    names = [_plain(text) for text in (base.path.absolute().name, *titles) if isinstance(text, str)]
     wanted = _plain(name)
     return not wanted or any(known and (known in wanted or wanted in known) for known in names)
 
@@ -395,7 +395,7 @@ def _check_shape(shape: tuple[int, ...], tensor: Tensor, base: TensorIndex, adap
 # ``lora_b`` is multiplied: by a power of two where that is possible, which changes no digit; any other factor rounds,
 # and is refused unless a flag allows it.
 
-_ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
+_FLOAT_TYPES = {"f32": F32, "f16": F16, "bf16": BF16}
 
 #: Way outs that several reasons of adapters have: what somebody runs who merges one, and who names its base.
 MERGED = "ckconv convert BASE DST --adapter ADAPTER merges it into the base model"
@@ -491,7 +491,7 @@ class AdapterPlanner(Planner):
         """Modules without the tensors that a flag leaves out."""
         found = []
         for module in self.adapter.modules.values():
-            kept = []
+            roles = []
             for role in module.roles:
                 tensor = self.index.tensors.get(f"{module.name}.{role.value}")
                 if tensor is not None and self.dropped(tensor.name, tensor.source):
@@ -499,11 +499,11 @@ class AdapterPlanner(Planner):
                 elif tensor is not None and tensor.name in self.source.copies:
                     self.leave_out(tensor.name, "it is the base's own", tensor.nbytes)
                 else:
-                    kept.append(role)
-            if (Role.A in kept) != (Role.B in kept):
+                    roles.append(role)
+            if (Role.A in roles) != (Role.B in roles):
                 self.refuse(f"--drop leaves half of {quoted(module.path)}")
-            if kept:
-                found.append(module._replace(roles=tuple(kept)))
+            if roles:
+                found.append(module._replace(roles=tuple(roles)))
         return tuple(found)
 
     def _refuse_roles(self) -> None:
@@ -519,7 +519,7 @@ class AdapterPlanner(Planner):
                 hint = f"{first}; then {MERGED}"
             elif role is Role.SAVED_WEIGHT and self.adapter.base_index is None:
                 hint += "; copies of the base's matrices are left out where --base names it"
-            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", hint)
+            self.refuse(f"{self.what} has no place for {_ROLE_NAMES[role]} of {modules}", hint)
         experts = [module for module in self.modules if ".experts." in module.name and not self.stacked(module)]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
             one = f"{self.what}: {quoted(experts[0].path)} is one of many experts"
@@ -553,15 +553,15 @@ class AdapterPlanner(Planner):
     def _dtype(self, entry: Entry) -> tuple[DType, str]:
         """The type that an entry gets, and why it cannot have one."""
         own = entry.source.dtype
-        asked = _ASKED.get(self.options.dtype)
+        requested = _FLOAT_TYPES.get(self.options.dtype)
         if self.adapter.task is not None and self.options.dtype == "engine":  # as llama.cpp's converter writes them
-            asked = F32
+            requested = F32
         if own.kind is Kind.BLOCK:
             if self.decoded(entry.source) and decodable(own):
-                return asked or F32, ""
+                return requested or F32, ""
             moves = self._keeps_blocks(entry)
             return own, "" if moves else f"{self.what} does not hold these blocks as they are"
-        target = asked or own
+        target = requested or own
         if target not in WIDENS_TO_F32 or not writable(own, target):
             return own, f"{self.what} holds F32, F16 and BF16"
         return target, ""
@@ -573,7 +573,7 @@ class AdapterPlanner(Planner):
         return self.holds_blocks and alike and self.options.dtype in ("engine", "keep")
 
 
-_SAID = {
+_ROLE_NAMES = {
     Role.A: "LoRA matrices",
     Role.B: "LoRA matrices",
     Role.BIAS: "LoRA biases",

@@ -208,14 +208,14 @@ class Planner(ABC):
         """The float type of decoded blocks: FP32, exact, or as a flag asks."""
         from ckconv.quant.repack import library_type, rounds
 
-        asked, library = self.options.dtype, library_type(tensor.dtype)
-        note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(asked)
+        requested, library = self.options.dtype, library_type(tensor.dtype)
+        note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(requested)
         rounded = note is _EXACT and rounds(tensor.dtype)
         if note and library is not F32 and tensor.packed and not rounded and note not in self.notes:
             self.notes.append(note)
-        if asked == "source":
+        if requested == "source":
             return library
-        return F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
+        return F32 if requested in ("engine", "keep") else DTYPES[requested.upper()]
 
     @abstractmethod
     def plan(self, *, only_reasons: bool = False) -> Plan:
@@ -297,7 +297,7 @@ class Planner(ABC):
     def part(self, name: str) -> str:
         """Glob of the part without rules that a tensor belongs to, or its pattern."""
         config, head = self.index.config, name.partition(".")[0]
-        alone = f"{head}.*" if head in self.index.once(_apart) else parse(name).pattern
+        alone = f"{head}.*" if head in self.index.once(_unruled_heads) else parse(name).pattern
         return beside_text(config.raw if config else {}, name) or alone
 
     def sizes_left_out(self, config: ModelConfig) -> list[str]:
@@ -312,12 +312,12 @@ class Planner(ABC):
     def refuse_parted(self) -> None:
         """Refuse to leave out only some of the linear layers behind a model."""
         there = catalog.layers_behind(self.index).values()
-        kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
-        if kept and len(kept) < len(there):
-            gone = ", ".join(tensor.name for tensor in there if tensor.name not in kept)
-            hint = " ".join(f"--drop '{name}'" for name in kept)
+        remaining = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
+        if remaining and len(remaining) < len(there):
+            gone = ", ".join(tensor.name for tensor in there if tensor.name not in remaining)
+            hint = " ".join(f"--drop '{name}'" for name in remaining)
             self.refuse(
-                f"--drop leaves out {gone} of the layers behind the model, and not {', '.join(kept)}",
+                f"--drop leaves out {gone} of the layers behind the model, and not {', '.join(remaining)}",
                 f"{hint} leaves out the rest",
             )
 
@@ -373,7 +373,7 @@ class Planner(ABC):
                 continue
             if layers:
                 flag = f"--drop '{pattern.replace('{n}', '*')}' makes a model without them"
-            also = catalog.layers_said(config, pattern, self.index.format) if config is not None else []
+            also = catalog.layer_keys(config, pattern, self.index.format) if config is not None else []
             found = missing_tensors({pattern: count}, keys, dropped=dropped, of_layers={pattern: also}.__getitem__)
             self.reasons += [one._replace(hint=flag or hint or one.hint) for one in found]
 
@@ -415,10 +415,10 @@ class Planner(ABC):
             "",
             "tie_word_embeddings",
         )  # class of its own
-        kept = tied and not own and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
-        if kept and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
+        stored = tied and not own and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
+        if stored and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
             self.notes.append(_OWN_HEAD)
-        return bool(kept)
+        return bool(stored)
 
     def head_is_loaders(self) -> bool:
         """Whether the head is a copy only because the source's engine ties none."""
@@ -495,7 +495,7 @@ class Planner(ABC):
         for item in self.index.dropped if items is None else items:
             self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
 
-    def kept(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    def remaining(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         """The tensors that no flag leaves out; the others are noted."""
         for tensor in tensors:
             if self.dropped(tensor.name, tensor.source):
@@ -607,15 +607,14 @@ def row_reasons(
         yield Reason(_unknown(family, loader, row, format), hint)
         return
     if row.head == "none" and not tied:
-        text = (
-            f"{loader.name}'s {family.name} has no output head of its own{catalog.said(config, 'tied', format=format)}"
-        )
+        keys = catalog.bracketed(config, "tied", format=format)
+        text = f"{loader.name}'s {family.name} has no output head of its own{keys}"
         yield Reason(text, "--tie leaves it out" if equal else "")
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": equal}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
     if SLIDING in (config.layer_types or ()) and not config.sliding_window:
-        keys = catalog.said(config, "layer_types", "sliding_window", format=format)
+        keys = catalog.bracketed(config, "layer_types", "sliding_window", format=format)
         yield Reason(f"layers slide, and the source names no window{keys}")
     for name, parameter in family.parameters.items():
         value = scope[name] if name in FIELD_OF or name in family.own else None
@@ -658,16 +657,16 @@ def _condition(
         if condition.expression.value(scope):
             return
     except ExpressionError as error:
-        of = catalog.said(config, *sorted(error.names))
+        of = catalog.bracketed(config, *sorted(error.names))
         yield Reason(f"ckconv does not know what {loader.name} computes of {an(config.family)}{of}")
         return
     names = condition.of
-    sentence = condition.said(scope)
+    sentence = condition.message(scope)
     if not sentence:
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
         sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
-    yield Reason(f"{sentence}{catalog.said(config, *names, format=format)}", condition.way_out(scope))
+    yield Reason(f"{sentence}{catalog.bracketed(config, *names, format=format)}", condition.way_out(scope))
 
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
@@ -722,15 +721,15 @@ def _assumed(
             continue
         value, taken = scope[name], cell.expression.value(scope)
         if differ(value, taken):
-            said = f"{_key(name, config, format)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
-            yield Reason(cell.sentence or said)
+            text = f"{_key(name, config, format)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
+            yield Reason(cell.sentence or text)
 
 
 def _key(name: str, config: ModelConfig, format: str) -> str:
     """Key that says a parameter, of the source where it has one."""
     family = catalog.FAMILIES[config.family]
-    theirs = (*catalog.document_words(family, name), *(cell.key for cell in family.parameters[name].key_cells("hf")))
-    return next(iter((*catalog.keys_said(config, name, format), *theirs)), name)
+    words = (*catalog.document_words(family, name), *(cell.key for cell in family.parameters[name].key_cells("hf")))
+    return next(iter((*catalog.field_keys(config, name, format), *words)), name)
 
 
 def _shown(value: Any) -> str:
@@ -808,9 +807,9 @@ def zeroed_biases(index: TensorIndex) -> str:
     if config is None or index.metadata_kind is not MetadataKind.OWN or not index.version:
         return ""
     biases = always(catalog.FAMILIES[config.family], "hf")
-    held = [one for one in index.tensors.values() if one.may_be_absent and parse(one.name).pattern in biases]
-    empty = zeros(index, held)
-    there = {parse(one.name).pattern for one in held if one.name not in empty}
+    placed = [one for one in index.tensors.values() if one.may_be_absent and parse(one.name).pattern in biases]
+    empty = zeros(index, placed)
+    there = {parse(one.name).pattern for one in placed if one.name not in empty}
     found = sorted({parse(name).pattern for name in empty} - there)
     if not found:
         return ""
@@ -869,7 +868,7 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have{more}"
 
 
-def _apart(index: TensorIndex) -> frozenset[str]:
+def _unruled_heads(index: TensorIndex) -> frozenset[str]:
     """First words of several names, of which no tensor has a rule.
 
     But not where one may be what the family has by another name, nor of a GGUF, whose words are few.

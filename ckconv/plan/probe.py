@@ -155,8 +155,8 @@ def sinusoids(rows: int, columns: int, *deep: int) -> Floats:
         quarter = deep[0] // 4
         parts = (np.arange(quarter, dtype=np.float32) / np.float32(quarter)).astype(np.float64)
         turns = (np.float32(1) / (10000**parts).astype(np.float32)).astype(np.float32)
-        places = (np.outer(np.arange(size, dtype=np.float32), turns).astype(np.float64) for size in (columns, rows))
-        along, down = (np.concatenate([np.sin(each), np.cos(each)], 1).astype(np.float32) for each in places)
+        phases = (np.outer(np.arange(size, dtype=np.float32), turns).astype(np.float64) for size in (columns, rows))
+        along, down = (np.concatenate([np.sin(each), np.cos(each)], 1).astype(np.float32) for each in phases)
         plane = (np.tile(along, (rows, 1)), np.repeat(down, columns, 0))
         return np.concatenate(plane, 1)
     step = np.float32(-math.log(10000) / (columns // 2 - 1))
@@ -246,16 +246,16 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
     if (
         base.config is not None and _HEAD not in base.tensors and _EMBEDDING in base.tensors
     ):  # tied: it is the embedding
-        pairs = [(mine, _EMBEDDING if theirs == _HEAD else theirs) for mine, theirs in pairs]
+        pairs = [(name, _EMBEDDING if base_name == _HEAD else base_name) for name, base_name in pairs]
     if not pairs:
         return SourceFacts()
     from ckconv.io.rows import same_values
 
     with Files({**base.identities, **index.identities}) as files:
         same = (
-            mine
-            for mine, theirs in pairs
-            if theirs in base.tensors and same_values(index.tensors[mine], base.tensors[theirs], files)
+            name
+            for name, base_name in pairs
+            if base_name in base.tensors and same_values(index.tensors[name], base.tensors[base_name], files)
         )
         return SourceFacts(copies=frozenset(same))
 
@@ -319,8 +319,8 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
     for key, value in named.items():
         if not key.endswith("_token_id") or (typed and not key.startswith("tokenizer.ggml.")):
             continue
-        said = getattr(value, "value", value)
-        for number in said if isinstance(said, list) else [said]:
+        ids = getattr(value, "value", value)
+        for number in ids if isinstance(ids, list) else [ids]:
             if type(number) is int and number >= rows:
                 yield f"{key} is {number:,}, and there are {rows:,} tokens: no engine ever makes it"
 
@@ -493,8 +493,8 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
         for rows in _alone(tensor, files):
             if numbers is None:
                 found, fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)
-                held = fits & ~beyond_bf16(found, wide=is_wide_fp8(tensor.dtype))
-                yield lambda block, whatever, each={BF16: held}, fits=fits: int((~each.get(block, fits)).sum())
+                exact = fits & ~beyond_bf16(found, wide=is_wide_fp8(tensor.dtype))
+                yield lambda block, whatever, each={BF16: exact}, fits=fits: int((~each.get(block, fits)).sum())
             else:
                 parts = numbers.parts(rows, codes=False)
                 yield lambda block, whatever, parts=parts: int(unfit(parts, block, whatever=whatever).sum())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.lazy import Floats, NamedTuple, table_of
-from ckconv.core.options import OPTIONS, Option, Options, Takes, asked
+from ckconv.core.options import OPTIONS, Option, Options, Takes, given_options
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES
@@ -309,8 +309,8 @@ def parsed(text: str) -> TypeRequest:
         if not equals or not glob or not word:
             raise UsageError("usage.quantize", f"--quantize {text}: GLOB=TYPE expected after a comma, not {item!r}")
         rules.append((glob.strip(), word.strip().lower()))
-    asked = TypeRequest(first.strip().lower(), tuple(rules))
-    for word in (asked.word, *(word for _, word in rules)):
+    wanted = TypeRequest(first.strip().lower(), tuple(rules))
+    for word in (wanted.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipe_names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
             made = UNLIKE.get(word.upper(), f"nothing here quantizes floats to {word.upper()} as llama-quantize does")
@@ -319,34 +319,34 @@ def parsed(text: str) -> TypeRequest:
             raise UsageError(
                 "usage.quantize", f"--quantize {text}: {why}", hint=near if word.upper() in UNLIKE else hint
             )
-    if asked.word in FLOATS:
-        raise UsageError("usage.quantize", f"--quantize {text}: --dtype {asked.word} makes all tensors {asked.word}")
-    return asked
+    if wanted.word in FLOATS:
+        raise UsageError("usage.quantize", f"--quantize {text}: --dtype {wanted.word} makes all tensors {wanted.word}")
+    return wanted
 
 
-def picture_asked(text: str) -> TypeRequest:
+def picture_request(text: str) -> TypeRequest:
     """The same for a model that diffuses."""
-    asked = ggml_asked(text)
-    for word in (asked.word, *(word for _, word in asked.rules)):
+    request = ggml_request(text)
+    for word in (request.word, *(word for _, word in request.rules)):
         if word not in FLOATS and word not in of_pictures() and word.upper() not in of_pictures_types():
             message = f"--quantize {text}: the quantizer of ComfyUI-GGUF makes no {word} of a model that diffuses"
             hint = f"one of {', '.join(of_pictures())}"
             raise UsageError("usage.quantize", message, hint=hint)
-    return asked
+    return request
 
 
-def ggml_asked(text: str) -> TypeRequest:
+def ggml_request(text: str) -> TypeRequest:
     """The same for a target that has ggml's types."""
-    asked = parsed(text)
-    for word in (asked.word, *(word for _, word in asked.rules)):
+    request = parsed(text)
+    for word in (request.word, *(word for _, word in request.rules)):
         if word not in GGML_TYPES and word not in FLOATS and word not in recipe_names():
             message = f"--quantize {text}: {word} is a type of MLX, and the output takes {_GGML_WORDS}"
             raise UsageError("usage.quantize", message)
-    for glob, word in asked.rules:
+    for glob, word in request.rules:
         if word not in GGML_TYPES and word not in FLOATS:
             message = f"--quantize {text}: {word} is a recipe for a whole model, {glob} takes a type (q6_k)"
             raise UsageError("usage.quantize", message)
-    return asked
+    return request
 
 
 class GgufTensor(NamedTuple):
@@ -383,26 +383,26 @@ class TypePlan:
         self._planner = planner
         if not planner.options.quantize or (config is None and picture is None):
             return
-        asked = (picture_asked if picture else ggml_asked)(planner.options.quantize)
-        words = {p.matrix.name: asked.of(p.matrix.name, *p.parts) for p in placed}
+        request = (picture_request if picture else ggml_request)(planner.options.quantize)
+        words = {p.matrix.name: request.of(p.matrix.name, *p.parts) for p in placed}
         given = {name: (GGML_TYPES | FLOATS)[word] for name, word in words.items() if word}
         matrices = [p.matrix for p in placed]
         self._weigh(placed)
-        if asked.word in recipe_names():
-            self.file_type = file_type(asked.word)
+        if request.word in recipe_names():
+            self.file_type = file_type(request.word)
         if picture is not None:
-            self.types, left = pictured(asked.word, matrices, given, picture)
-            for block, told in _by_block(left).items():
-                text = f"rows that are not whole blocks of {block:,} stay floats: {told[0]}"
-                planner.notes.append(f"{text} ({counted(len(told), 'tensor')})")
-        elif config is not None and asked.word in recipe_names():
-            self.types = mixed(asked.word, matrices, given, _model(config, bool(planner.source.importance)))
+            self.types, left = pictured(request.word, matrices, given, picture)
+            for block, tensors in _by_block(left).items():
+                text = f"rows that are not whole blocks of {block:,} stay floats: {tensors[0]}"
+                planner.notes.append(f"{text} ({counted(len(tensors), 'tensor')})")
+        elif config is not None and request.word in recipe_names():
+            self.types = mixed(request.word, matrices, given, _model(config, bool(planner.source.importance)))
         else:
-            base = GGML_TYPES[asked.word]
+            base = GGML_TYPES[request.word]
             self.types = {m.name: fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if quantized(m)}
         fallen = {name for name, dtype in self.types.items() if dtype is F16 and given.get(name) is not F16}
         self._left = set() if f16 else fallen
-        self._check(asked, placed, given)
+        self._check(request, placed, given)
         self.types = {name: dtype for name, dtype in self.types.items() if name not in self._left}
 
     def _weigh(self, placed: Sequence[GgufTensor]) -> None:
@@ -424,7 +424,7 @@ class TypePlan:
         if given and not has_library():
             raise missing_package("an importance matrix", "libgguf")
 
-    def _check(self, asked: TypeRequest, placed: Sequence[GgufTensor], given: Mapping[str, DType]) -> None:
+    def _check(self, request: TypeRequest, placed: Sequence[GgufTensor], given: Mapping[str, DType]) -> None:
         planner = self._planner
         fallen: dict[str, list[str]] = {}
         for item in placed:
@@ -434,18 +434,18 @@ class TypePlan:
             for part in item.parts:
                 for why, hint in _reasons(planner, part, dtype):
                     planner.fault(why, hint, part.source)
-            if self._needs_importance(asked, dtype, item.matrix.name) and item.matrix.name not in self._importance:
+            if self._needs_importance(request, dtype, item.matrix.name) and item.matrix.name not in self._importance:
                 why = f"{dtype} needs an importance matrix, and there is none for it"
                 planner.fault(why, "--imatrix FILE names one", item.matrix.name)
             wanted = given.get(item.matrix.name)
-            columns, block = item.matrix.shape[-1], (wanted or _base(asked)).block
+            columns, block = item.matrix.shape[-1], (wanted or _base(request)).block
             if columns % block:
                 fate = "stay floats" if item.matrix.name in self._left else f"become {dtype}"
                 text = f"rows of {columns:,} are not whole blocks of {block:,} and {fate}"
                 fallen.setdefault(text, []).append(item.matrix.name)
         planner.refuse_faults()
-        for text, told in fallen.items():
-            planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
+        for text, tensors in fallen.items():
+            planner.notes.append(f"{text}: {tensors[0]} ({counted(len(tensors), 'tensor')})")
         for dtype in {dtype.name: dtype for dtype in self.types.values()}.values():
             if ggml_python_differs(dtype):
                 planner.notes.append(
@@ -461,14 +461,14 @@ class TypePlan:
         if seconds >= _LONG:
             hours = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
             planner.notes.append(f"quantizing takes about {hours} on one processor")
-        for glob, word in asked.rules:
+        for glob, word in request.rules:
             if not any(names(glob, p.matrix.name, *p.parts) for p in placed if p.matrix.name in self.types):
                 planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantize")
 
     @staticmethod
-    def _needs_importance(asked: TypeRequest, dtype: DType, name: str) -> bool:
+    def _needs_importance(request: TypeRequest, dtype: DType, name: str) -> bool:
         ends = name in ("token_embd.weight", "output.weight")
-        return dtype.name in NEEDS_IMPORTANCE or (dtype.name in needs_importance(asked.word) and not ends)
+        return dtype.name in NEEDS_IMPORTANCE or (dtype.name in needs_importance(request.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
         """Conversion that decodes and quantizes the GGUF tensor ``name``."""
@@ -513,12 +513,12 @@ def _by_expert(run: Run, weights: Floats) -> Iterable[Run]:
     rows = run.tensor.layout.rows // len(weights)
     for start in range(run.start, run.stop, rows):
         how = run.conversion.quantizing
-        told = QuantSettings(weights[start // rows], how.errors if how else None)
-        yield Run(run.tensor, run.conversion._replace(quantizing=told), start, min(start + rows, run.stop))
+        settings = QuantSettings(weights[start // rows], how.errors if how else None)
+        yield Run(run.tensor, run.conversion._replace(quantizing=settings), start, min(start + rows, run.stop))
 
 
-def _base(asked: TypeRequest) -> DType:
-    return GGML_TYPES[recipes()["recipes"].get(asked.word.upper(), {}).get("base", asked.word).lower()]
+def _base(request: TypeRequest) -> DType:
+    return GGML_TYPES[recipes()["recipes"].get(request.word.upper(), {}).get("base", request.word).lower()]
 
 
 def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str, str]]:
@@ -554,7 +554,7 @@ def check_values(options: Options) -> None:
     created = options.created
     if created is not None and not (type(created) is int and 0 <= created < _LATEST):
         raise _fault("created", created, "a whole number of seconds since 1970")
-    given = list(asked(options))
+    given = list(given_options(options))
     for one in given:
         for other in given:
             if one.excludes(other.option):

@@ -13,7 +13,7 @@ from ckconv.core.layouts import DType, Layout
 from ckconv.core.lazy import Floats, NamedTuple, cached_property, dataclass, field, replace
 from ckconv.core.metadata import SideFile
 from ckconv.core.options import Options
-from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
+from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_split, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.quant.convert import Action, Conversion, Errors, Run as Run, decodable
 
@@ -116,17 +116,17 @@ def decode_hint(dtype: DType) -> str:
 _IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize"
 
 
-def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
+def decoding_hint(refused: Collection[str], taken: Collection[str]) -> str:
     """A hint for the tensors ``refused``.
 
     Args:
-        refused, kept: names of quantized tensors that the target refuses, and of those that it takes.
+        refused, taken: names of quantized tensors that the target refuses, and of those that it takes.
     """
     them = len(refused) > 1
-    if not kept:
+    if not taken:
         return _ALL + (_THEM if them else _IT)
     for globs in _globs(refused):
-        if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in kept for glob in globs):
+        if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in taken for glob in globs):
             return decode(globs, several=them)
     return "--decode GLOB decodes to FP32 what it names, --dequantize every quantized tensor"
 
@@ -295,8 +295,8 @@ def missing_tensors(
     for pattern, count in counts.items():
         out = min(count, (dropped or {}).get(pattern, 0))
         also = [key for key in of_layers(pattern) if key not in keys]
-        said = f"{keys.removesuffix(')')}, {', '.join(also)})" if keys and also else keys
-        for number, why, whence in ((count - out, "", said), (out, ", which --drop leaves out", "")):
+        brackets = f"{keys.removesuffix(')')}, {', '.join(also)})" if keys and also else keys
+        for number, why, whence in ((count - out, "", brackets), (out, ", which --drop leaves out", "")):
             where = f" in {counted(number, 'layer')}" if "{n}" in pattern else ""
             if number > 0:
                 yield Reason(f"no tensor for {pattern}{why}{where}{whence}", "leave out --drop for it" if why else "")
@@ -316,7 +316,7 @@ class OutputFile(NamedTuple):
     steps: Sequence[Step]
 
     @property
-    def is_apart(self) -> bool:
+    def in_directory(self) -> bool:
         """Whether it lies in a directory: a linear layer behind the model."""
         return "/" in self.name
 
@@ -499,7 +499,7 @@ class Piece(NamedTuple):
         return Step(self.name, target, self.source, self.conversion, self.content, self.runs)
 
 
-def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
+def unmovable(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
     """Why blocks of parts cannot move between layouts; empty if they can."""
     if dtype.block == 1:
         return ""
@@ -507,7 +507,7 @@ def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
     for part in parts:
         copied = layout is not None and part.dtype is dtype and part.layout.same_bytes_as(layout)
         if part.merge is None and not copied:
-            reasons += [blocks_apart(part.dtype, part.layout), blocks_apart(dtype, layout) if layout else ""]
+            reasons += [blocks_split(part.dtype, part.layout), blocks_split(dtype, layout) if layout else ""]
     return next(filter(None, reasons), "")
 
 

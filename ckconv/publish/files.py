@@ -290,7 +290,7 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
                     raise OutputError("output.is-input", message, path=target, hint="name another directory")
 
 
-def check_apart(targets: Iterable[Path]) -> None:
+def check_different(targets: Iterable[Path]) -> None:
     """Check that no two outputs are one file, as links may make them."""
     seen, targets = dict[tuple[str, str], Path](), [*targets]
     places = {parent: os.path.realpath(parent) for parent in {target.parent for target in targets}}
@@ -504,7 +504,7 @@ def locked(directories: Iterable[Path]) -> Iterator[list[str]]:
         OutputError: ``output.busy``, another run does so for ``PATIENCE``; ``output.write``.
         Interrupted: on leaving the block, if a signal came meanwhile.
     """
-    held, left, known = list[tuple[Path, int]](), list[str](), dict[tuple[int, int], Path]()
+    locks, left, known = list[tuple[Path, int]](), list[str](), dict[tuple[int, int], Path]()
     with noted():
         try:
             for directory in directories:
@@ -519,10 +519,10 @@ def locked(directories: Iterable[Path]) -> Iterator[list[str]]:
                         message = f"another run of ckconv has been publishing its files here for {PATIENCE:.0f} s"
                         raise OutputError("output.busy", message, path=directory, hint="wait until it ends, or end it")
                     time.sleep(0.005)
-                held.append((path, fd))
+                locks.append((path, fd))
             yield left
         finally:
-            for path, fd in reversed(held):
+            for path, fd in reversed(locks):
                 if MOVES_OPEN:
                     left += removed(path)
                 close_unwritten(fd)

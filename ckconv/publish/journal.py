@@ -138,8 +138,8 @@ class Journal:
             status = here.status(name)
             if status is not None and stat.S_ISDIR(status.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with within(self._replaced, place) as (kept, _):
-                here.move(name, kept, name)
+            with within(self._replaced, place) as (former, _):
+                here.move(name, former, name)
 
     def give_name(self, place: Place) -> None:
         """Give a staged file its name.
@@ -211,7 +211,7 @@ class Journal:
         Returns:
             sentences about what was brought back, and about what could not be.
         """
-        told, left = [], []
+        notes, left = [], []
         for place in reversed(self.taken()):
             assert self._replaced is not None
             path = self._path(place)
@@ -220,13 +220,13 @@ class Journal:
                     raise OSError(errno.EBUSY, "it was not restored, because new files are beside it")
                 if _status(self.here, place) is not None:
                     raise OSError(errno.EEXIST, "another file of this name was made in the meantime")
-                with within(self._replaced, place) as (kept, name), within(self.here, place) as (here, _):
-                    kept.move(name, here, name)
-                told.append(f"{path} had been removed by a run that was killed; it is restored")
+                with within(self._replaced, place) as (replaced, name), within(self.here, place) as (here, _):
+                    replaced.move(name, here, name)
+                notes.append(f"{path} had been removed by a run that was killed; it is restored")
             except OSError as error:
                 former = self.staged.path.joinpath(REPLACED, *place)
                 left.append(f"the former {path} is now {former} and could not be restored: {error.strerror}")
-        return told, left
+        return notes, left
 
     def _path(self, place: Place) -> Path:
         return self.here.path.joinpath(*place)
@@ -277,17 +277,17 @@ def undo(journals: Sequence[Journal]) -> tuple[list[str], list[str]]:
     with suppress(OSError):
         for journal in journals:
             journal.sync()
-    told = []
+    notes = []
     for journal in reversed(journals):  # the first one has what loaders begin with
         restored, stuck = journal.restore(last=not left)
-        told += restored
+        notes += restored
         left += stuck
         for folder in journal.folders:
             with suppress(OSError):  # something is in it
                 journal.here.remove_directory(folder)
         with suppress(OSError):
             journal.sync()
-    return told, left
+    return notes, left
 
 
 # Dead runs
@@ -305,7 +305,7 @@ def recover(
     Returns:
         sentences about what was brought back, and about what is still there.
     """
-    told: list[str] = []
+    notes: list[str] = []
     left: list[str] = []
     for directory in directories:
         if leftovers(directory):
@@ -313,9 +313,9 @@ def recover(
                 for name in leftovers(directory):
                     with suppress(OSError):
                         restored, stuck = _recovered(directory / name, over, lasting=name not in abandoned)
-                        told += restored
+                        notes += restored
                         left += stuck
-    return told, left
+    return notes, left
 
 
 def bring_back(directory: Path) -> list[str]:
@@ -325,14 +325,14 @@ def bring_back(directory: Path) -> list[str]:
         sentences about what was brought back, and about what is not in its place.
     """
     found = [name for name in leftovers(directory, own=False) if os.path.lexists(directory / name / NAME)]
-    told, left = recover([directory]) if found else ([], [])
+    notes, left = recover([directory]) if found else ([], [])
     away = [directory / name / REPLACED for name in found if os.path.lexists(directory / name / NAME)]
-    told += left or [
+    notes += left or [
         f"{path} has files of this directory, which a run of ckconv was replacing: wait for it, or move them back"
         for path in away
     ]
-    BROUGHT_BACK.extend(told)
-    return told
+    BROUGHT_BACK.extend(notes)
+    return notes
 
 
 def leftovers(directory: Path, *, own: bool = True) -> list[str]:
@@ -352,24 +352,24 @@ def _recovered(path: Path, over: Collection[Path], *, lasting: bool) -> tuple[li
         staged = stack.enter_context(Directory(Path(path.name), here))
         if not staged.is_free():  # OSError: no locks here, then nobody can know
             return [], []
-        if (kept := _unreadable(staged)) is not None:
+        if (name := _unreadable(staged)) is not None:
             return [], [
-                f"{path / kept} holds files that a run replaced that was killed: move them back, or remove them"
+                f"{path / name} holds files that a run replaced that was killed: move them back, or remove them"
             ]
         journals = _group(stack, here, staged)
-        told: list[str] = []
+        notes: list[str] = []
         if any(journal.has_unnamed() for journal in journals):
             others = [journal.here.path.joinpath(*place) for journal in journals for place in journal.in_the_way()]
             if not others:
-                told, left = undo(journals)
+                notes, left = undo(journals)
                 if left:
-                    return told, left
+                    return notes, left
             elif not set(others) <= set(over):
                 return [], [f"{path} holds files that a killed run replaced; others stand in their places now"]
         elif not journals and lasting and is_lasting(staged):
             return [], []
         pairs = [(journal.here, journal.staged) for journal in journals] or [(here, staged)]
-        return told, [sentence for pair in pairs for sentence in discard(*pair)]
+        return notes, [sentence for pair in pairs for sentence in discard(*pair)]
 
 
 def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal]:
@@ -386,10 +386,10 @@ def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal
             continue
         with suppress(FileNotFoundError, NotADirectoryError):
             other = stack.enter_context(Directory(Path(parent)))
-            theirs = stack.enter_context(Directory(Path(name), other))
-            read = _read(theirs)
+            folder = stack.enter_context(Directory(Path(name), other))
+            read = _read(folder)
             if read is not None and read[1] == group:
-                if not theirs.is_free():
+                if not folder.is_free():
                     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
                 read[0].here, journals[path] = other, read[0]
                 stack.callback(read[0].close)
@@ -423,12 +423,12 @@ def _place(names: object) -> Place:
 def _unreadable(staged: Directory) -> str | None:
     """The directory of replaced files that no journal tells how to put back."""
     for name in (_FORMER, *([REPLACED] if staged.status(NAME) is not None and _read(staged) is None else [])):
-        with suppress(FileNotFoundError, NotADirectoryError), Directory(Path(name), staged) as kept:
-            for inner in kept.names():
-                status = kept.status(inner)
+        with suppress(FileNotFoundError, NotADirectoryError), Directory(Path(name), staged) as replaced:
+            for inner in replaced.names():
+                status = replaced.status(inner)
                 if status is not None and stat.S_ISREG(status.st_mode):
                     return name
-                with suppress(NotADirectoryError, FileNotFoundError), Directory(Path(inner), kept) as folder:
+                with suppress(NotADirectoryError, FileNotFoundError), Directory(Path(inner), replaced) as folder:
                     if any(stat.S_ISREG(s.st_mode) for s in map(folder.status, folder.names()) if s is not None):
                         return name
     return None

@@ -22,7 +22,7 @@ from ckconv.io.files import close_unwritten, holds
 from ckconv.publish.files import (
     LOCK,
     Directory,
-    check_apart,
+    check_different,
     check_directory,
     check_folder,
     check_gone,
@@ -52,7 +52,7 @@ from ckconv.publish.journal import (
     within,
 )
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
-from ckconv.system.signals import LATE, LEFT, OLDER, check, declare, noted
+from ckconv.system.signals import COMPLETE, LEFT, OLDER, check, declare, noted
 
 
 class LargeFile(NamedTuple):
@@ -182,20 +182,20 @@ class Staging(Journal):
         mode = there.st_mode if there is not None else own.st_mode & (allowed | ~0o777)
         self.staged.chmod(".", stat.S_IMODE(mode))
 
-    def arrange(self, places: Mapping[Place, Place]) -> None:
+    def arrange(self, targets: Mapping[Place, Place]) -> None:
         """Leave only files that get a name, each under that name.
 
         Args:
-            places: where each of them is -> where it is to be.
+            targets: where each of them is -> where it is to be.
         """
-        for place in self._places():
-            if place not in places:
+        for place in self._files():
+            if place not in targets:
                 self._move(place, None)
-        for name in set(self.staged.names()) - {REPLACED, *(place[0] for place in places)}:
+        for name in set(self.staged.names()) - {REPLACED, *(place[0] for place in targets)}:
             with suppress(OSError):  # somebody is at work in it
                 self.staged.remove_directory(name)
         # In two steps: a name may be free only when another file has moved.
-        moves = {old: new for old, new in places.items() if old != new}
+        moves = {old: new for old, new in targets.items() if old != new}
         between = {old: (*new[:-1], temporary_name(new[-1])) for old, new in moves.items()}
         for old, other in between.items():
             self._move(old, other)
@@ -212,7 +212,7 @@ class Staging(Journal):
                 with within(self.staged, other) as (there, new):
                     folder.move(name, there, new)
 
-    def _places(self) -> Iterator[Place]:
+    def _files(self) -> Iterator[Place]:
         """Every file that is staged."""
         for name in self.staged.names():
             status = self.staged.status(name)
@@ -224,7 +224,7 @@ class Staging(Journal):
 
     def shrink(self) -> None:
         """Give the room back that staged files take which have no other name."""
-        for place in self._places():
+        for place in self._files():
             with suppress(OSError), within(self.staged, place) as (folder, name):
                 status = folder.status(name)
                 if name != NAME and status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
@@ -232,7 +232,7 @@ class Staging(Journal):
 
     def sync_names(self) -> None:
         """Bring its names to the disk."""
-        for name in sorted({place[0] for place in self._places() if len(place) > 1}):
+        for name in sorted({place[0] for place in self._files() if len(place) > 1}):
             with Directory(Path(name), self.staged) as folder:
                 folder.sync()
         self.staged.sync()
@@ -296,7 +296,7 @@ class Outputs:
         self._made: list[Path] = []
         #: Sentences: links that are followed, and what was brought back of dead runs; what these left; names that could
         #: not be undone; what could not be removed.
-        self._told, self._left_by_others, self._stuck = list[str](), list[str](), list[str]()
+        self._notes, self._left_by_others, self._stuck = list[str](), list[str](), list[str]()
         self._left, self._locks_left = list[str](), list[str]()
         self._allowed = 0o777
         self.fds = Descriptors()
@@ -346,10 +346,10 @@ class Outputs:
     def recover(self) -> None:
         """Undo and remove what dead runs left."""
         # Nobody goes back to finished files of an earlier run.
-        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, LargeFile))]
-        abandoned = [lasting_name(place.name) for place in places if place is not None]
-        told, self._left_by_others = recover(self._parents(), abandoned=abandoned)
-        self._told += told
+        outputs = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, LargeFile))]
+        abandoned = [lasting_name(place.name) for place in outputs if place is not None]
+        notes, self._left_by_others = recover(self._parents(), abandoned=abandoned)
+        self._notes += notes
 
     def _describe(self) -> None:
         """Decide where each file goes; named links are followed with ``force``."""
@@ -368,7 +368,7 @@ class Outputs:
 
     def _followed(self, path: Path) -> Path:
         real = followed(path, force=self._force, typed=self._follow)
-        self._told += [f"{path} is a link: the output is {real}"] if real != path else []
+        self._notes += [f"{path} is a link: the output is {real}"] if real != path else []
         return real
 
     def _parents(self) -> list[Path]:
@@ -386,7 +386,7 @@ class Outputs:
             if len(file.place) == 1 or file.target.parent.exists():
                 check_target(file.target, file.content, force=self._force, inputs=self._inputs)
         check_gone(self._gone, self._inputs)
-        check_apart(file.target for file in self._in_order())
+        check_different(file.target for file in self._in_order())
         self._allowed = shared_with(self._inputs)
         outside = (file for file in self._files.values() if file.parent != directory)
         self._whole = new and all(file.is_there for file in outside)
@@ -498,11 +498,11 @@ class Outputs:
         """
         check()
         if not self._stagings and all(file.is_there for file in self._files.values()):
-            declare(LATE)
+            declare(COMPLETE)
             return
-        places = {file.parent for file in self._files.values() if not file.inside}
-        places |= {self._parent(path) for path in self._gone} | ({self._main.here.path} if self._whole else set())
-        with locked(sorted(places)) as self._locks_left:
+        parents = {file.parent for file in self._files.values() if not file.inside}
+        parents |= {self._parent(path) for path in self._gone} | ({self._main.here.path} if self._whole else set())
+        with locked(sorted(parents)) as self._locks_left:
             self._naming = True
             try:
                 look()
@@ -547,7 +547,7 @@ class Outputs:
         elif named or self._gone:
             self._name_all(named)
         self._complete = True
-        declare(LATE)
+        declare(COMPLETE)
         try:
             with syncing(self._directory or self._in_order()[-1].target):
                 for directory in here:
@@ -655,7 +655,7 @@ class Outputs:
     @property
     def notes(self) -> list[str]:
         """Notes about links, and about leftovers of this and of other runs."""
-        return [*self._told, *self._left_by_others, *self._stuck, *self._left, *self._locks_left]
+        return [*self._notes, *self._left_by_others, *self._stuck, *self._left, *self._locks_left]
 
     def _clean_up(self, error: BaseException | None) -> None:
         """Remove everything that has no business to stay, and say what stays."""
@@ -691,13 +691,13 @@ class Descriptors(Mapping[Path, int]):
     """
 
     def __init__(self) -> None:
-        self._places: dict[Path, tuple[Directory, Place]] = {}
+        self._located: dict[Path, tuple[Directory, Place]] = {}
         #: Output -> descriptor, in the order in which they were opened.
         self._open: dict[Path, int] = {}
 
     def add(self, output: Path, fd: int, directory: Directory, place: Place) -> None:
         """Take over the descriptor of ``output``, which is at ``place`` for now."""
-        self._places[output], self._open[output] = (directory, place), fd
+        self._located[output], self._open[output] = (directory, place), fd
         self._make_room(MAX_OPEN)
 
     def forget(self, output: Path) -> None:
@@ -712,7 +712,7 @@ class Descriptors(Mapping[Path, int]):
         return self._open[output]
 
     def _opened(self, output: Path) -> int:
-        directory, place = self._places[output]
+        directory, place = self._located[output]
         with failing(output), within(directory, place) as (folder, name):
             return folder.open(name, os.O_RDWR)
 
@@ -729,9 +729,9 @@ class Descriptors(Mapping[Path, int]):
         Raises:
             OutputError: ``output.write`` or ``output.space``.
         """
-        for output in [*self._places]:
+        for output in [*self._located]:
             fd = self._open.get(output)
-            if fd is not None and len(self._places) <= MAX_OPEN:
+            if fd is not None and len(self._located) <= MAX_OPEN:
                 with failing(output):
                     sync(fd)
             else:
@@ -743,14 +743,14 @@ class Descriptors(Mapping[Path, int]):
                     close_unwritten(fd)
 
     def __iter__(self) -> Iterator[Path]:
-        return iter(list(self._places))
+        return iter(list(self._located))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._located)
 
     def close(self) -> None:
         """Close every descriptor and forget the files."""
-        self._places.clear()
+        self._located.clear()
         while self._open:
             with suppress(OSError):  # what could go wrong was said when it was brought to the disk
                 os.close(self._open.popitem()[1])

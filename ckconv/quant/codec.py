@@ -125,23 +125,23 @@ def together(bits: int, form: str = STREAM) -> int:
     return 32 * run(bits, form) // bits
 
 
-def along_rows(words: Bytes, bits: int, places: Sequence[int] = (), form: str = STREAM) -> Bytes:
+def along_rows(words: Bytes, bits: int, order: Sequence[int] = (), form: str = STREAM) -> Bytes:
     """Runs of words, each for :func:`together` rows -> uint8 rows.
 
     Words are ``[n, columns * bytes of a run]``.
 
     Args:
-        places: which code of every so many is each of those rows; in order, unless it is given.
+        order: which code of every so many is each of those rows; in order, unless it is given.
     """
     if bits not in FILLING:
         many = together(bits, form)
         codes = _codes(words, bits, form).reshape(len(words), -1, many).swapaxes(1, 2)
-        if places:
-            codes = codes.reshape(len(words), -1, len(places), codes.shape[2])[:, :, list(places)]
+        if order:
+            codes = codes.reshape(len(words), -1, len(order), codes.shape[2])[:, :, list(order)]
         return np.ascontiguousarray(codes).reshape(len(words) * many, -1)
     stored = np.ascontiguousarray(words).view("<u4")
     codes = np.empty((len(words), 32 // bits, stored.shape[1]), np.uint8)
-    for row, place in enumerate(places or range(32 // bits)):
+    for row, place in enumerate(order or range(32 // bits)):
         codes[:, row] = stored >> np.uint32(place * bits)
     if bits < 8:
         codes &= np.uint8((1 << bits) - 1)
@@ -254,7 +254,7 @@ def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
         blocks["qh"] = np.packbits(fifth, bitorder="little").reshape(blocks["qh"].shape)
         words = words & np.uint64(_NIBBLES)
     packed = np.empty((blocks.size, words.shape[1] // 2), "<u8")
-    for at, low, high in _word_places(dtype):
+    for at, low, high in _word_positions(dtype):
         np.left_shift(words[:, high], np.uint64(4), out=packed[:, at])
         packed[:, at] |= words[:, low]
     blocks["qs"] = packed.reshape(blocks["qs"].shape)
@@ -272,7 +272,7 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
     if dtype.name == "Q8_0":
         return (packed ^ np.uint64(_SIGNS)).view(np.uint8).reshape(rows, -1)
     words = np.empty((blocks.size, packed.shape[1] * 2), "<u8")
-    for at, low, high in _word_places(dtype):
+    for at, low, high in _word_positions(dtype):
         words[:, low] = packed[:, at]
         np.right_shift(packed[:, at], np.uint64(4), out=words[:, high])
     words &= np.uint64(_NIBBLES)
@@ -283,7 +283,7 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
     return words.view(np.uint8).reshape(rows, -1)
 
 
-def _word_places(dtype: DType) -> list[tuple[int, int, int]]:
+def _word_positions(dtype: DType) -> list[tuple[int, int, int]]:
     """Places of words of packed 4-bit codes, and of their two halves.
 
     For each word its place, and those of the words of its lower and its upper codes.

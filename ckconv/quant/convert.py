@@ -230,7 +230,7 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     most = _largest(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
-    _check_held(floats, most, dtype, importance)
+    _check_representable(floats, most, dtype, importance)
     if dtype is Q8_0:  # which asks for no importance
         return _q8_0(floats)
     if has_library():
@@ -277,7 +277,7 @@ _SUMMED = 2.0**110
 _GROUP = 32
 
 
-def _check_held(floats: Floats, most: float, dtype: DType, importance: Floats | None) -> None:
+def _check_representable(floats: Floats, most: float, dtype: DType, importance: Floats | None) -> None:
     """Refuse values of which ggml makes others in silence, or ends."""
     if importance is None and dtype.name in NEEDS_IMPORTANCE:  # of a plan this is refused before
         raise UnsupportedError(
@@ -515,7 +515,7 @@ class Conversion(NamedTuple):
         """The name of what happens, for reports."""
         if self.quantizes and (self.target.kind is Kind.BLOCK or self.source.kind is Kind.BLOCK):
             return Action.QUANTIZE
-        if self._way or self._taken_apart:
+        if self._way or self._one_array:
             return Action.REPACK
         if self.source.kind is Kind.BLOCK and self.target is not self.source:
             return Action.DECODE
@@ -533,7 +533,7 @@ class Conversion(NamedTuple):
         return None if self.decoded else way_between(self.source, self.target)
 
     @property
-    def _taken_apart(self) -> bool:
+    def _one_array(self) -> bool:
         """Whether one array is written of a matrix whose rows hold them all."""
         return self.plane is not None and packed.scheme_of(self.target) is not None
 
@@ -565,10 +565,10 @@ class Conversion(NamedTuple):
             re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use; for quantizing
             all values: how far they moved is noted in ``quantizing.errors``.
         """
-        if self.apart:
+        if self.without_codes:
             return self.numbers(rows)[self.plane or 0], 0
         made, changed = self._apply(rows.reshape(len(rows) * self.together, -1) if len(rows) else rows)
-        if self.plane is not None and self._taken_apart:  # every group is judged once
+        if self.plane is not None and self._one_array:  # every group is judged once
             return packed.plane(made, self.target, self.plane), 0 if self.plane else changed
         triple = triple_of(self.target)
         if self.plane is None or triple is None:
@@ -583,7 +583,7 @@ class Conversion(NamedTuple):
         )
 
     @property
-    def apart(self) -> bool:
+    def without_codes(self) -> bool:
         """Whether scales or biases are made: both at once, without codes."""
         return bool(self.plane) and self.in_arrays
 

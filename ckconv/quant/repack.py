@@ -454,8 +454,8 @@ def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     """Rows of a packed type of integers."""
     found = packed.numbers(rows, dtype)
     assert found.zeros is not None  # of integers
-    kept = found.codes if codes else found.codes[:, :0]
-    return Affine(found.scheme.bits, dtype.block, kept, found.scales, zero=found.zeros.astype(np.int16))
+    stored = found.codes if codes else found.codes[:, :0]
+    return Affine(found.scheme.bits, dtype.block, stored, found.scales, zero=found.zeros.astype(np.int16))
 
 
 def of_sums(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
@@ -741,8 +741,8 @@ def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> NewTile:
     scales, sound = scale_bytes(rows, dtype)
     found = packed.numbers(rows, dtype).codes
     repeated = np.repeat(scales, found.shape[1] // scales.shape[1] // _MXFP8.group_size, axis=1)
-    kept = found if codes else found[:, :0]
-    return NewTile((kept, repeated), sound.size, int((~sound).sum()))
+    stored = found if codes else found[:, :0]
+    return NewTile((stored, repeated), sound.size, int((~sound).sum()))
 
 
 def scattered(dtype: DType) -> bool:

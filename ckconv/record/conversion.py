@@ -72,19 +72,19 @@ def as_meant(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Iterator[ConversionRecord]:
+def records_of(opened: Path, index: TensorIndex, source_record: OpenRecord | None) -> Iterator[ConversionRecord]:
     """Records of an output: in its source record, then beside it.
 
     Args:
         opened: what the user named.
-        kept: the source record of a bump file.
+        source_record: the source record of a bump file.
 
     Raises:
         InputError: ``record.conversion``, one is malformed, was changed or does not list the output.
     """
-    inside = kept.conversion() if kept else None
-    if kept is not None and inside is not None:
-        yield _listing(index, _parsed(inside, kept.path))
+    inside = source_record.conversion() if source_record else None
+    if source_record is not None and inside is not None:
+        yield _listing(index, _parsed(inside, source_record.path))
     for path in named_after(index, opened, CONVERSION_SUFFIX):
         if there(path):
             yield _listing(index, read_record(path))
@@ -129,19 +129,19 @@ def read_record(path: Path) -> ConversionRecord:
     return _parsed(read_document(path, DOCUMENT), path)
 
 
-def recorded_options(kept: OpenRecord) -> Options:
+def recorded_options(source_record: OpenRecord) -> Options:
     """The options of the conversion that a source record says.
 
     Raises:
         InputError: ``record.conversion``, the conversion record in it is malformed, or the options are none.
     """
-    inside = kept.conversion()
+    inside = source_record.conversion()
     if inside is not None:
-        return _parsed(inside, kept.path).options
+        return _parsed(inside, source_record.path).options
     try:
-        return options_of(kept.record.options or {})
+        return options_of(source_record.record.options or {})
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise InputError(CODE, f"options are not valid: {error}", path=kept.path) from error
+        raise InputError(CODE, f"options are not valid: {error}", path=source_record.path) from error
 
 
 def _parsed(data: bytes, path: Path) -> ConversionRecord:

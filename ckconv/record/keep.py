@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckconv.core.lazy import NamedTuple, np, replace
 from ckconv.core.metadata import beside as side_files_of
-from ckconv.core.options import Options, Records, asked
+from ckconv.core.options import Options, Records, given_options
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, and_more, quoted
 from ckconv.formats import format_of, recorded
@@ -27,8 +27,8 @@ from ckconv.record.read import (
     DOCUMENTS,
     MAX_ARCHIVE,
     MAX_DOCUMENT,
-    MAX_KEPT,
     MAX_NAME_BYTES,
+    MAX_RECORD,
     MAX_WHOLE,
     Archive,
     Member,
@@ -196,7 +196,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
         beside = _side_files(index)
         _check_names(name, [path.name for path in index.files], [*beside])
-        wanted = {path: _kept(index, path, returning, files) for path in index.files}
+        wanted = {path: _stored_runs(index, path, returning, files) for path in index.files}
         _check_size(wanted, beside.values(), plan)
         contents: dict[str, SourceBytes] = {}
         sources = [_source_file(path.name, path, wanted[path], contents, files) for path in index.files]
@@ -208,7 +208,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         _NO_DIGEST if digested else b"",
         plan.rope_layout if digested else "",
         index.config.family if index.config and digested else "",
-        _asked(plan.options),
+        _recorded(plan.options),
         tuple(left.name for left in plan.left_out),
         returning.aliases,
         tuple(sources),
@@ -238,7 +238,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
         raise NoRecordError(f"the one beside {index.path.name} needs {and_more(lost)}, which would not come back")
     record = opened.record
     aliases = {**record.aliases, **returning.aliases}
-    options = {**_asked(recorded_options(opened)), **_asked(plan.options)}
+    options = {**_recorded(recorded_options(opened)), **_recorded(plan.options)}
     return PendingRecord(
         record._replace(rope_layout=plan.rope_layout, options=options, aliases=aliases),
         {
@@ -248,8 +248,8 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     )
 
 
-def _asked(options: Options) -> dict[str, object]:
-    return {given.option.name: given.value for given in asked(options) if given.option.records is Records.BOTH}
+def _recorded(options: Options) -> dict[str, object]:
+    return {given.option.name: given.value for given in given_options(options) if given.option.records is Records.BOTH}
 
 
 def _side_files(index: TensorIndex) -> dict[str, Path]:
@@ -269,17 +269,17 @@ def _check_names(source: str, files: list[str], beside: list[str]) -> None:
 def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path], plan: Plan) -> None:
     """Refuse a record that is large beside the output, unless asked for."""
     sizes = [path.stat().st_size for path in side_files]
-    kept = sum(nbytes for runs in wanted.values() for some in runs for _, nbytes in some)
+    stored = sum(nbytes for runs in wanted.values() for some in runs for _, nbytes in some)
     for size in sizes:
         _check_whole(size)
-    total = kept + sum(sizes)
-    asked_for = plan.options.source_record == "always"
-    most = MAX_ARCHIVE if asked_for else max(MAX_KEPT, sum(file.nbytes for file in plan.files) // SHARE)
+    total = stored + sum(sizes)
+    requested = plan.options.source_record == "always"
+    most = MAX_ARCHIVE if requested else max(MAX_RECORD, sum(file.nbytes for file in plan.files) // SHARE)
     if total > most:
         raise NoRecordError(
             f"{total:,} bytes of the source would not come back out of the "
             f"{'bump file' if format_of(plan.format).keeps_source else plan.format}, and a record keeps {most:,}"
-            + ("" if asked_for or total > MAX_ARCHIVE else "; --source-record keeps them")
+            + ("" if requested or total > MAX_ARCHIVE else "; --source-record keeps them")
         )
 
 
@@ -297,14 +297,14 @@ def _source_file(
     size = path.stat().st_size
     groups = [[(0, size)] if size else []] if runs is None else runs
     made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
-    kept = tuple(StoredRuns(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
-    file = SourceFile(name, size, runs is not None, kept)
-    for item, content in zip(kept, made, strict=True):
+    stored = tuple(StoredRuns(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
+    file = SourceFile(name, size, runs is not None, stored)
+    for item, content in zip(stored, made, strict=True):
         contents.setdefault(file.member(item), content)
     return file
 
 
-def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -> list[list[Run]]:
+def _stored_runs(index: TensorIndex, path: Path, returning: _Returning, files: Files) -> list[list[Run]]:
     """Bytes kept of a file of tensors: the rest, then lost values."""
     stored = sorted((t for t in index.stored if t.extent.path == path), key=lambda t: t.extent.offset)
     groups: list[list[Run]] = []

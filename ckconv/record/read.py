@@ -44,8 +44,8 @@ from ckconv.record import CONVERSION_NAME, record_path
 SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED = 1, 2, 3
 
 #: Bytes that a record keeps of any model, bytes of a run that is read whole, and bytes of ``record.json``.
-MAX_KEPT = 64 << 20
-MAX_WHOLE = 2 * MAX_KEPT
+MAX_RECORD = 64 << 20
+MAX_WHOLE = 2 * MAX_RECORD
 MAX_DOCUMENT = 16 << 20
 
 #: The member that says what the others are.
@@ -73,7 +73,7 @@ class StoredRuns(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """File of the source: ``kept`` runs do not overlap.
+    """File of the source: ``stored`` runs do not overlap.
 
     Attributes:
         sha256: of the whole file (hex), of one that holds tensors; empty in a bump file's record before 0.4.
@@ -82,18 +82,18 @@ class SourceFile(NamedTuple):
     name: str
     size: int
     tensors: bool
-    kept: tuple[StoredRuns, ...]
+    stored: tuple[StoredRuns, ...]
     sha256: str = ""
 
     @property
     def runs(self) -> list[Run]:
         """Every run that is kept, sorted."""
-        return sorted(run for kept in self.kept for run in kept.runs)
+        return sorted(run for group in self.stored for run in group.runs)
 
-    def member(self, kept: StoredRuns) -> str:
+    def member(self, group: StoredRuns) -> str:
         """The archive's name of what is kept."""
         whole = not self.tensors
-        return f"files/{self.name}" if whole else f"parts/{kept.sha256}"
+        return f"files/{self.name}" if whole else f"parts/{group.sha256}"
 
 
 class Record(NamedTuple):
@@ -137,7 +137,7 @@ class Record(NamedTuple):
                     "name": file.name,
                     "size": file.size,
                     "tensors": file.tensors,
-                    "kept": [{"sha256": kept.sha256, "runs": kept.runs} for kept in file.kept],
+                    "kept": [{"sha256": group.sha256, "runs": group.runs} for group in file.stored],
                     **({"sha256": file.sha256} if file.sha256 else {}),
                 }
                 for file in self.files
@@ -189,12 +189,12 @@ class OpenRecord:
     def check(self) -> None:
         """Read every content."""
         for file in self.record.files:
-            for kept in file.kept:
-                stored = self._stored(file, kept)
+            for group in file.stored:
+                stored = self._stored(file, group)
                 digest = sha256()
-                for at in range(0, kept.nbytes, CHUNK):
-                    digest.update(self.read(stored.offset + at, min(CHUNK, kept.nbytes - at)))
-                if digest.hexdigest() != kept.sha256:
+                for at in range(0, group.nbytes, CHUNK):
+                    digest.update(self.read(stored.offset + at, min(CHUNK, group.nbytes - at)))
+                if digest.hexdigest() != group.sha256:
                     message = f"member {quoted(stored.member.name)} does not have the SHA-256 that is listed"
                     raise InputError("record.content", message, path=self.path, offset=stored.offset)
 
@@ -212,16 +212,16 @@ class OpenRecord:
     def pieces(self, file: SourceFile) -> list[tuple[Run, int]]:
         """Kept runs of a file, sorted, with their offsets in the record."""
         found = []
-        for kept in file.kept:
-            at = self._stored(file, kept).offset
-            for run in kept.runs:
+        for group in file.stored:
+            at = self._stored(file, group).offset
+            for run in group.runs:
                 found.append((run, at))
                 at += run[1]
         return sorted(found)
 
-    def _stored(self, file: SourceFile, kept: StoredRuns) -> Location:
+    def _stored(self, file: SourceFile, group: StoredRuns) -> Location:
         """Member with the kept bytes, whose size :func:`open_record` checked."""
-        return self._members[file.member(kept)]
+        return self._members[file.member(group)]
 
 
 #: Rows of the smallest head that RoPE rotates.
@@ -248,17 +248,17 @@ def open_record(path: Path) -> OpenRecord:
     data = _document(source, stored)
     record = _Checks(path, parse_object(data, _DOCUMENT, path, offset=stored.offset)).record()
     wanted = {DOCUMENT_NAME, *([CONVERSION_NAME] if record.options is None else [])}
-    wanted |= {file.member(kept) for file in record.files for kept in file.kept}
+    wanted |= {file.member(group) for file in record.files for group in file.stored}
     for name in sorted(members.keys() ^ wanted):
         what = "is missing" if name in wanted else "is listed nowhere"
         raise InputError("record.content", f"member {quoted(name)} {what}", path=path)
     for file in record.files:
-        for kept in file.kept:
-            name = file.member(kept)
+        for group in file.stored:
+            name = file.member(group)
             nbytes = members[name].member.nbytes
-            if nbytes != kept.nbytes:
-                message = f"member {quoted(name)} has {nbytes:,} bytes, {kept.nbytes:,} are listed"
-                raise InputError("record.content", message, path=path, found=nbytes, allowed=kept.nbytes)
+            if nbytes != group.nbytes:
+                message = f"member {quoted(name)} has {nbytes:,} bytes, {group.nbytes:,} are listed"
+                raise InputError("record.content", message, path=path, found=nbytes, allowed=group.nbytes)
     return OpenRecord(path, record, source, members)
 
 
@@ -389,12 +389,12 @@ class _Checks:
             raise self._fault(f"a file is called {quoted(name)}, which is not a plain file name", "record.files")
         if not 0 <= size < _MAX_SIZE:
             raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
-        kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))
+        stored = tuple(self._runs(entry) for entry in self._of(item, "kept", list))
         tensors = self._of(item, "tensors", bool)
         digested = tensors and (self._hashed or "sha256" in item)  # records of bump files have it since 0.4
         if tensors and not plain_name(name):
             raise self._fault(f"{quoted(name)} holds tensors in a directory", "record.files")
-        file = SourceFile(name, size, tensors, kept, self._digest(item, "sha256") if digested else "")
+        file = SourceFile(name, size, tensors, stored, self._digest(item, "sha256") if digested else "")
         end = 0
         for offset, nbytes in file.runs:
             if offset < end or nbytes < 1 or nbytes > size - offset:
@@ -402,11 +402,11 @@ class _Checks:
                 message = f"{run} of {quoted(name)} overlaps another or is not in its {size:,} bytes"
                 raise self._fault(message, "record.files")
             end = offset + nbytes
-        if not file.tensors and (len(kept) != 1 or kept[0].runs != (((0, size),) if size else ())):
+        if not file.tensors and (len(stored) != 1 or stored[0].runs != (((0, size),) if size else ())):
             raise self._fault(f"{quoted(name)} holds no tensors and is not kept whole", "record.files")
         return file
 
-    def _kept(self, entry: Any) -> StoredRuns:
+    def _runs(self, entry: Any) -> StoredRuns:
         runs = self._of(entry, "runs", list)
         for run in runs:
             if not isinstance(run, list) or [type(number) for number in run] != [int, int]:
@@ -451,12 +451,12 @@ class KeptSource(ByteSource):
         """See :meth:`ByteSource.read_at`."""
         end = offset + min(nbytes, self.size - offset, _LONGEST)
         parts = []
-        for (at, length), kept_at in self._pieces[max(bisect_right(self._offsets, offset) - 1, 0) :]:
+        for (at, length), stored_at in self._pieces[max(bisect_right(self._offsets, offset) - 1, 0) :]:
             if at >= end:
                 break
             low, high = max(offset, at), min(end, at + length)
             if low < high:
-                parts += [bytes(low - offset), self._read(kept_at + low - at, high - low)]
+                parts += [bytes(low - offset), self._read(stored_at + low - at, high - low)]
                 offset = high
         parts.append(bytes(max(end - offset, 0)))
         return b"".join(parts)

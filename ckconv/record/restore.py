@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckconv.core.layouts import DTYPES, plain
 from ckconv.core.lazy import replace
-from ckconv.core.options import Options, asked
+from ckconv.core.options import Options, given_options
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
@@ -63,7 +63,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
 
 def _given(options: Options) -> list[str]:
     """Flags that ask for another output than the source was."""
-    return [given.flag for given in asked(options) if not given.option.neutral]
+    return [given.flag for given in given_options(options) if not given.option.neutral]
 
 
 def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
@@ -87,7 +87,7 @@ class _Restorer:
         self.here = "bump file" if self.record.payload else index.format
         self.was = open_skeleton(opened)
         self.files: dict[str, SourceFile] = {file.name: file for file in self.record.files}
-        self.kept = {name: file.runs for name, file in self.files.items()}
+        self.stored = {name: file.runs for name, file in self.files.items()}
         self.steps: dict[str, list[Step]] = defaultdict(list)
         self.reasons: list[Reason] = []
         if not self.record.payload:
@@ -105,7 +105,7 @@ class _Restorer:
         if self.index.tower is not None and self.was.tower is None:
             return "the source record is not used: its source is the text model alone"
         needed = (tensor for name, tensor in self.was.tensors.items() if name.startswith(PREFIX))
-        gone = any(list(_gaps(self.kept[e.path.name], e)) for tensor in needed for e in tensor.extents)
+        gone = any(list(_gaps(self.stored[e.path.name], e)) for tensor in needed for e in tensor.extents)
         if self.index.tower is None and gone:
             return "the source record is not used: it is of a text model and its tower; name the tower's file, too"
         return ""
@@ -116,7 +116,7 @@ class _Restorer:
         side_files = {}
         for file in self.record.files:
             if file.tensors:
-                self.steps[file.name] += self._kept_steps(file)
+                self.steps[file.name] += self._stored_steps(file)
             else:
                 side_files[file.name] = self._whole(file)
         for tensor in self.was.tensors.values():
@@ -159,19 +159,19 @@ class _Restorer:
         if was is None or now is None or was.family != now.family:
             raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
 
-    def _kept_steps(self, file: SourceFile) -> Iterator[Step]:
+    def _stored_steps(self, file: SourceFile) -> Iterator[Step]:
         """Steps of a file's kept bytes: tensors copied, the rest content."""
         stored = sorted((t for t in self.was.stored if t.extent.path.name == file.name), key=_offset)
         starts = [_offset(tensor) for tensor in stored]
         for (offset, nbytes), at in self.opened.pieces(file):
-            held = stored[max(bisect_right(starts, offset) - 1, 0)] if stored else None
+            owner = stored[max(bisect_right(starts, offset) - 1, 0)] if stored else None
             target = _bytes_at(Extent(Path(file.name), offset, nbytes), "record")
-            if held is None or not _offset(held) <= offset < _offset(held) + held.extent.nbytes:
+            if owner is None or not _offset(owner) <= offset < _offset(owner) + owner.extent.nbytes:
                 yield Step("record", target, None, None, content=self.opened.read_whole(at, nbytes))
                 continue
-            name = (*self.was.canonical_of.get(held.name, ()), held.name)[0]
+            name = (*self.was.canonical_of.get(owner.name, ()), owner.name)[0]
             source = _bytes_at(Extent(self.opened.path, at, nbytes), name)
-            yield Step(held.name, target, source, Conversion(source.dtype, source.dtype))
+            yield Step(owner.name, target, source, Conversion(source.dtype, source.dtype))
 
     def _tensor(self, tensor: Tensor) -> None:
         """The steps that write what is not kept of one canonical tensor."""
@@ -188,7 +188,7 @@ class _Restorer:
 
     def _missing(self, array: Tensor, extent: Extent, rows: int) -> Iterator[tuple[Extent, int, int]]:
         """(extent, first row, last row + 1) of what is not kept of a run of rows."""
-        gaps = list(_gaps(self.kept[extent.path.name], extent))
+        gaps = list(_gaps(self.stored[extent.path.name], extent))
         if gaps == [extent]:
             yield extent, 0, rows
             return
@@ -200,20 +200,20 @@ class _Restorer:
             yield gap, start, start + gap.nbytes // row_bytes
 
     def _step(self, tensor: Tensor, array: Tensor, plane: int | None, extent: Extent, start: int, stop: int) -> Step:
-        held = self.index.tensors.get(self.record.aliases.get(tensor.name, tensor.name))
-        if held is None or held.shape != tensor.shape:
-            what = "does not hold" if held is None else "holds in another shape"
+        found = self.index.tensors.get(self.record.aliases.get(tensor.name, tensor.name))
+        if found is None or found.shape != tensor.shape:
+            what = "does not hold" if found is None else "holds in another shape"
             raise self._fault(f"it does not keep {quoted(array.source)}, which the {self.here} {what}")
-        if not convertible(held.dtype, tensor.dtype) or between(held, tensor).quantizes:
-            raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the {self.here} holds {held.dtype}")
-        conversion = between(held, tensor)._replace(plane=plane)
+        if not convertible(found.dtype, tensor.dtype) or between(found, tensor).quantizes:
+            raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the {self.here} holds {found.dtype}")
+        conversion = between(found, tensor)._replace(plane=plane)
         whole = plane is None and (start, stop) == (0, array.layout.rows)
         if whole:
-            return Step(tensor.source, replace(array, extents=(extent,)), held, conversion)
+            return Step(tensor.source, replace(array, extents=(extent,)), found, conversion)
         cols = array.layout.cols
         layout = replace(plain(stop - start, cols), shift=array.layout.shift)
         target = replace(array, name=tensor.name, shape=(stop - start, cols), extents=(extent,), layout=layout)
-        return Step(array.source, target, held, conversion, runs=(Run(held, conversion, start, stop),))
+        return Step(array.source, target, found, conversion, runs=(Run(found, conversion, start, stop),))
 
     def _check_cover(self) -> None:
         """Every byte of every tensor is written once."""

@@ -27,7 +27,7 @@ else:
 GRACE = 2.0
 
 #: What is said of a signal that came when there was nothing left to undo.
-LATE = "interrupted after the output was complete; it was kept"
+COMPLETE = "interrupted after the output was complete; it was kept"
 
 #: What is said where the output was to replace another.
 OLDER = "interrupted; nothing was left behind, and what was there before stayed"

@@ -325,8 +325,8 @@ def rwkv_rows(data: bytes, path: Path) -> list[Row]:
         if first != str(number):
             raise _malformed(path, number, f"its id is not {number:,}, as the lines before it ask")
         try:
-            said = ast.literal_eval(literal) if _LITERAL.fullmatch(literal) else None
-            token = said.encode() if isinstance(said, str) else said
+            value = ast.literal_eval(literal) if _LITERAL.fullmatch(literal) else None
+            token = value.encode() if isinstance(value, str) else value
         except (ValueError, SyntaxError):
             token = None
         if not token:
@@ -457,8 +457,8 @@ def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, A
     first, last = ([_Listed(content, True, None, {}) for content in contents] for contents in (named, more))
     found = _numbered((whole, [*listed, *first, *(token for token in last if token.content not in known)]), words)
     other = _numbered((own, [*first, *last]), words)
-    said = str(files.settings.get("tokenizer_class") or "")
-    if said not in _WHOLE or files.config.get("model_type") in _OF_THE_TYPE:
+    class_name = str(files.settings.get("tokenizer_class") or "")
+    if class_name not in _WHOLE or files.config.get("model_type") in _OF_THE_TYPE:
         for content, token in found.items():
             if content not in other or (token.number, token.special) != (other[content].number, other[content].special):
                 raise Inexact(f"transformers 4 and 5 have other ids, or other flags, for the token {content!r}")
@@ -616,10 +616,10 @@ def of_vocabulary(
     Raises:
         Inexact: it is of a class of which ckconv has no rules.
     """
-    said = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    known = of_class(str(said or config.get("model_type")))
+    class_name = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    known = of_class(str(class_name or config.get("model_type")))
     if known is None:
-        what = f"of the class {said!r}" if said else "of no class that is named"
+        what = f"of the class {class_name!r}" if class_name else "of no class that is named"
         raise Inexact(f"vocab.json and merges.txt are {what}, which ckconv has no rules for")
     if settings.get("add_prefix_space"):
         raise Inexact("it puts a space before a text (add_prefix_space), which llama.cpp does not do")
@@ -765,11 +765,11 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     own = None
     tokenizer, model, why = _json(root / TOKENIZER), _bytes(root / named) if named else None, ""
     settings = _settings(root, alone=tokenizer is None and model is not None)
-    if tokenizer is None and model is not None and (said := str(settings.get("tokenizer_class"))) in _OF_CODE:
-        model, why = None, f"{named} is of the class {said!r}, which ckconv has no rules for"
+    if tokenizer is None and model is not None and (class_name := str(settings.get("tokenizer_class"))) in _OF_CODE:
+        model, why = None, f"{named} is of the class {class_name!r}, which ckconv has no rules for"
     elif tokenizer is None and model is None:
         try:
-            tokenizer = _apart(root, settings, config)
+            tokenizer = _of_vocab_files(root, settings, config)
             if tokenizer is not None:
                 settings = {**tokenizer.get("settings", {}), **settings}
         except Inexact as error:
@@ -836,7 +836,7 @@ def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]
     return {}
 
 
-def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _of_vocab_files(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """``tokenizer.json`` of what other files say."""
     if (document := _json(root / _TEKKEN)) is not None:
         return of_tekken(document)
@@ -855,12 +855,12 @@ def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
     if (root / _TEMPLATE).is_file():
         texts["default"] = _text(root / _TEMPLATE)
     texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))}
-    said = settings.get("chat_template")
+    found = settings.get("chat_template")
     if texts:
-        said = texts["default"] if texts.keys() == {"default"} else texts
-    if said is None:
-        said = (_json(root / "chat_template.json") or {}).get("chat_template")
-    return [{"name": name, "template": text} for name, text in said.items()] if isinstance(said, dict) else said
+        found = texts["default"] if texts.keys() == {"default"} else texts
+    if found is None:
+        found = (_json(root / "chat_template.json") or {}).get("chat_template")
+    return [{"name": name, "template": text} for name, text in found.items()] if isinstance(found, dict) else found
 
 
 def _text(path: Path) -> str:

@@ -118,9 +118,9 @@ def _rwkv(files: TokenizerFiles, rows: list[Row], vocab_size: int) -> TokenizerK
     special = {name: n for name, n in config if type(n) is int and 0 <= n < vocab_size} | {"bos": 0, "eos": 0}
     more = {"eot_token_id": ids[_RWKV_TURN]} if _RWKV_TURN in ids else {}
     switches = {
-        f"tokenizer.ggml.{key}": scalar("bool", said)
+        f"tokenizer.ggml.{key}": scalar("bool", value)
         for key in ("add_bos_token", "add_eos_token", "add_sep_token")
-        if isinstance(said := files.settings.get(key), bool)
+        if isinstance(value := files.settings.get(key), bool)
     }
     padded = [*rows, *(Row(f"[PAD{n}]", UNUSED) for n in range(len(rows), vocab_size))]
     numbers = {SPECIAL[name]: number for name, number in special.items()} | more
@@ -166,10 +166,10 @@ def _of_rows(
         )
     if files.settings.get("add_bos_token") is True:
         notes += ("the tokenizer puts a token before a text (add_bos_token), which llama.cpp does not do of this kind",)
-    said = files.generation.get("eos_token_id")
-    said = files.config.get("eos_token_id") if said is None else said
+    end_ids = files.generation.get("eos_token_id")
+    end_ids = files.config.get("eos_token_id") if end_ids is None else end_ids
     ends = [special[key] for key in ("eos_token_id", "eot_token_id") if key in special]
-    if more := [number for number in gguf_words.numbers_of(said) if number not in ends and 0 <= number < vocab_size]:
+    if more := [number for number in gguf_words.numbers_of(end_ids) if number not in ends and 0 <= number < vocab_size]:
         free = [key for key in ("eom_token_id", "eot_token_id") if key not in special]
         flags = [f"--set-meta tokenizer.ggml.{key}={number}" for key, number in zip(free, more, strict=False)]
         ways = f"{' '.join(flags)} {'do' if flags[1:] else 'does'}"
@@ -216,8 +216,8 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
     known, why = recognized(document, nfc=bool(notes))
     if known is None:
         raise Inexact(f"{why} (tokenizer.json)")
-    by_id, ids, said = gguf_words.words_of(files, document["model"].get("vocab"), vocab_size)
-    notes += said
+    by_id, ids, extra = gguf_words.words_of(files, document["model"].get("vocab"), vocab_size)
+    notes += extra
     tokens = gguf_words.filled(by_id, vocab_size)
     merges = _merges(document["model"].get("merges"))
     if known.ignore_merges != (document["model"].get("ignore_merges") is True):

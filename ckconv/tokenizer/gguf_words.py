@@ -115,9 +115,9 @@ def special_ids(
             f"generation ends after token {named} too, and a GGUF has no place for more than three such tokens"
         )
     ends = {*numbers_of(files.generation.get("eos_token_id")), *(value for value in found.values())}
-    apart = [n for n in numbers_of(files.config.get("eos_token_id")) if n not in ends]
-    if apart and files.generation.get("eos_token_id") is not None:
-        named = ", ".join(map(str, apart[:5]))
+    ignored = [n for n in numbers_of(files.config.get("eos_token_id")) if n not in ends]
+    if ignored and files.generation.get("eos_token_id") is not None:
+        named = ", ".join(map(str, ignored[:5]))
         notes.append(f"config.json ends a text after token {named} too; generation_config.json does not, and counts")
     return made | more, tuple(notes)
 
@@ -126,9 +126,9 @@ def _numbers(files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, in
     """Special tokens by name."""
     found: dict[str, int] = {}
     for name in SPECIAL:
-        said = files.config.get(f"{name}_token_id")
-        said = said[0] if isinstance(said, list) and said else said
-        stated = said if isinstance(said, int) and not isinstance(said, bool) else None
+        value = files.config.get(f"{name}_token_id")
+        value = value[0] if isinstance(value, list) and value else value
+        stated = value if isinstance(value, int) and not isinstance(value, bool) else None
         word = content_of(files.settings, f"{name}_token") or (_word(files.settings, name) if stated is None else "")
         other = own.get(name, -1) if stated is None else stated
         number = ids.get(word, other) if word else other
@@ -137,9 +137,9 @@ def _numbers(files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, in
     return found
 
 
-def numbers_of(said: object) -> list[int]:
+def numbers_of(value: object) -> list[int]:
     """Whole numbers of a key that has one or a list of them."""
-    return [number for number in (said if isinstance(said, list) else [said]) if type(number) is int]
+    return [number for number in (value if isinstance(value, list) else [value]) if type(number) is int]
 
 
 def _other_ends(
@@ -151,10 +151,10 @@ def _other_ends(
 
     ``generation_config.json`` has the first word, as in transformers.
     """
-    said = files.generation.get("eos_token_id")
-    said = files.config.get("eos_token_id") if said is None else said
+    ends = files.generation.get("eos_token_id")
+    ends = files.config.get("eos_token_id") if ends is None else ends
     found = {end, *(ids[text] for text in ENDS_BY_TEXT & ids.keys())}
-    numbers = [n for n in numbers_of(said) if 0 <= n < vocab_size]
+    numbers = [n for n in numbers_of(ends) if 0 <= n < vocab_size]
     wanted = [number for number in dict.fromkeys(numbers) if number not in found]
     # A key takes the place of the token that llama.cpp would find by its text, so a free one comes first.
     keys = sorted(FOUND_AS, key=lambda key: not FOUND_AS[key].isdisjoint(ids))
@@ -174,10 +174,10 @@ def put_around(
     Raises:
         Inexact: there is more to it.
     """
-    asked = {what: files.settings.get(f"add_{what}_token") for what in ("bos", "eos")}
+    requested = {what: files.settings.get(f"add_{what}_token") for what in ("bos", "eos")}
     adds = {
-        "bos": asked["bos"] is True if unigram and not files.moved else asked["bos"] is not False,
-        "eos": unigram or asked["eos"] is True,
+        "bos": requested["bos"] is True if unigram and not files.moved else requested["bos"] is not False,
+        "eos": unigram or requested["eos"] is True,
     }
     if files.tokenizer is None:
         return adds["bos"], adds["eos"], ()
@@ -198,9 +198,9 @@ def put_around(
             notes.append(f"llama.cpp puts {what}_token around a text, or none, where tokenizer.json puts {token!r}")
             continue
         adds[what] = bool(token)
-        if isinstance(said := asked[what], bool) and said != bool(token):
+        if isinstance(switch := requested[what], bool) and switch != bool(token):
             notes.append(
-                f"tokenizer_config.json says add_{what}_token = {str(said).lower()}, tokenizer.json puts "
+                f"tokenizer_config.json says add_{what}_token = {str(switch).lower()}, tokenizer.json puts "
                 f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
             )
     return adds["bos"], adds["eos"], tuple(notes)
@@ -417,8 +417,8 @@ def model_of_same_words(files: TokenizerFiles, vocab_size: int) -> SentencePiece
     added = added_tokens(files, words)
     numbers = {token.number for token in added.values()}
     pieces = {piece.text: n for n, piece in enumerate(model.pieces) if n not in numbers and piece.text not in added}
-    kept = {word: n for word, n in words.items() if n not in numbers and word not in added}
-    return model if pieces == kept else None
+    own_words = {word: n for word, n in words.items() if n not in numbers and word not in added}
+    return model if pieces == own_words else None
 
 
 def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiece:
@@ -456,8 +456,8 @@ def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> 
         return as_unigram(words, model.charsmap, one_space=model.remove_extra_whitespaces, prefix=prefix)
     if files.tokenizer is not None:
         with suppress(Inexact):
-            prefix, said = _spaces(files.tokenizer)
-            notes += said
+            prefix, extra = _spaces(files.tokenizer)
+            notes += extra
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
         notes.append(f"the tokenizer normalizes text first ({rules}), which llama.cpp does not do")
@@ -484,8 +484,8 @@ def as_unigram(words: Wordlist, charsmap: bytes, *, one_space: bool, prefix: boo
         "remove_extra_whitespaces": scalar("bool", one_space),
         "precompiled_charsmap": raw_array("u8", len(charsmap), charsmap),
     }
-    said = {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or charsmap}
-    return words._replace(metadata={**words.metadata, **said}, behind=_prefix(prefix))
+    keys = {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or charsmap}
+    return words._replace(metadata={**words.metadata, **keys}, behind=_prefix(prefix))
 
 
 def _prefix(prefix: bool) -> dict[str, Value]:
@@ -511,8 +511,8 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         if model.get(key):
             raise Inexact(f"its model has {key} = {model[key]!r} (tokenizer.json)")
     prefix, notes = _spaces(document)
-    by_id, added, said = words_of(files, model["vocab"], vocab_size)
-    notes += said
+    by_id, added, extra = words_of(files, model["vocab"], vocab_size)
+    notes += extra
     if not model["vocab"].keys() >= _BYTES:
         raise Inexact("tokenizer.json has no tokens for all bytes")
     plain = [token for token in model["vocab"] if token not in added and token not in _BYTES]
@@ -549,9 +549,9 @@ def _with_merges(words: Wordlist, merges: list[str], *, adds_bos: bool) -> Wordl
     if bad:
         raise Inexact(f"the merge {bad!r} holds a space (tokenizer.json)")
     model = {"model": "gemma4"} if adds_bos else {"model": "gpt2", "pre": "sarvam-moe"}
-    said = {f"tokenizer.ggml.{key}": scalar("str", name) for key, name in model.items()}
-    kept = {key: words.metadata[key] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
-    return words._replace(metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
+    names = {f"tokenizer.ggml.{key}": scalar("str", name) for key, name in model.items()}
+    stored = {key: words.metadata[key] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
+    return words._replace(metadata={**names, **stored, "tokenizer.ggml.merges": array("str", merges)})
 
 
 def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Wordlist:
@@ -747,11 +747,11 @@ def _charsmap(normalizer: object) -> bytes:
     text = found[0].get("precompiled_charsmap")
     try:
         charsmap = base64.b64decode(text if isinstance(text, str) else "", validate=True)
-        kept = next((space for space in _SPACES if _mapped(charsmap, space.encode()) != b" "), None)
+        other = next((space for space in _SPACES if _mapped(charsmap, space.encode()) != b" "), None)
     except (binascii.Error, ValueError, IndexError, TypeError):  # of units that are cut off, cast raises the last
         raise Inexact("its map of characters is malformed (tokenizer.json)") from None
-    if kept is not None:
-        raise Inexact(f"it cuts at {kept!r}, which its map of characters makes no space (tokenizer.json)")
+    if other is not None:
+        raise Inexact(f"it cuts at {other!r}, which its map of characters makes no space (tokenizer.json)")
     return charsmap
 
 

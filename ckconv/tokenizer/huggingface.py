@@ -356,18 +356,18 @@ def _lines(indent: str, items: Iterable[str]) -> Iterator[str]:
 
 def _in_pieces(texts: Iterable[str]) -> Iterator[bytes]:
     """The texts as bytes, many at a time."""
-    held: list[str] = []
+    buffer: list[str] = []
     length = nbytes = 0
     for text in chain(texts, [""]):
-        held.append(text)
+        buffer.append(text)
         length += len(text)
         if length >= _PIECE or not text:
-            piece = "".join(held).encode()
+            piece = "".join(buffer).encode()
             nbytes += len(piece)
             if nbytes > _MAX_BYTES:
                 raise NotFaithful(f"its tokenizer.json would have more than {_MAX_BYTES >> 20} MiB")
             yield piece
-            held.clear()
+            buffer.clear()
             length = 0
 
 
@@ -389,7 +389,7 @@ def wordpiece(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int
         NotFaithful: two tokens are one.
     """
     vocab = {
-        _theirs(token) if types[n] == NORMAL else token: n
+        _wordpiece_of(token) if types[n] == NORMAL else token: n
         for n, token in enumerate(tokens)
         if not fills(token, types[n], n)
     }
@@ -414,7 +414,7 @@ def wordpiece(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int
     return written(document, model, vocab, ())
 
 
-def _theirs(token: str) -> str:
+def _wordpiece_of(token: str) -> str:
     return token[1:] if token.startswith(SPACE) else _CONTINUED + token
 
 
@@ -553,8 +553,8 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
 def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
     """``generation_config.json`` plus end tokens llama.cpp knows by text."""
     found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
-    said = generation.get("eos_token_id", [])
-    ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
+    stated = generation.get("eos_token_id", [])
+    ends = list(dict.fromkeys([*(stated if isinstance(stated, list) else [stated]), *found]))
     return {**generation, "eos_token_id": ends} if len(ends) > 1 else generation
 
 

@@ -103,7 +103,7 @@ def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None)
     """
     keys = index.metadata if keys is None and index.metadata_kind is MetadataKind.TYPED else keys or {}
     if _MODEL_KEY in keys or index.metadata_kind is MetadataKind.TYPED:
-        values = {ours: value_in(keys, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
+        values = {ours: value_in(keys, f"tokenizer.ggml.{name}") for ours, (name, _) in _GGUF_SPECIAL.items()}
         return {
             key: encodable(value) if isinstance(value, str) else value
             for key, value in values.items()
@@ -145,7 +145,7 @@ def equal_tokens_of(index: TensorIndex, so: str = "llama.cpp does not load the f
 def texts_of(index: TensorIndex) -> dict[str, str]:
     """Chat template and what the model calls itself, where the source says."""
     if index.metadata_kind is MetadataKind.TYPED:
-        found = {key: value_in(index.metadata, theirs) for key, theirs in _GGUF_TEXTS.items()}
+        found = {key: value_in(index.metadata, name) for key, name in _GGUF_TEXTS.items()}
     else:
         found = {"chat_template": _default_template(index)}
     return {key: encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
@@ -251,15 +251,15 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-_ASKED = {"role": "user", "content": "How warm is it in Oslo?"}
+_QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
 
 #: Name of a sample -> what the template is given.
 SAMPLES: Mapping[str, Mapping[str, Any]] = {
-    "user": {"messages": [_ASKED]},
-    "system and user": {"messages": [{"role": "system", "content": "Be brief."}, _ASKED]},
-    "several turns": {"messages": [_ASKED, {"role": "assistant", "content": "5 degrees."}, _ASKED]},
-    "tools": {"messages": [_ASKED], "tools": [_TOOL]},
-    "thinking": {"messages": [_ASKED], "enable_thinking": True},
+    "user": {"messages": [_QUESTION]},
+    "system and user": {"messages": [{"role": "system", "content": "Be brief."}, _QUESTION]},
+    "several turns": {"messages": [_QUESTION, {"role": "assistant", "content": "5 degrees."}, _QUESTION]},
+    "tools": {"messages": [_QUESTION], "tools": [_TOOL]},
+    "thinking": {"messages": [_QUESTION], "enable_thinking": True},
 }
 
 

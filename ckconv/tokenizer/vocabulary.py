@@ -385,8 +385,8 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Name of a special token -> id, of the file or llama.cpp's own."""
     found = _SPECIAL.get(_text(metadata, "tokenizer.ggml.model"), {})
-    said = {name: _number(metadata, key) for name, key in SPECIAL.items()}
-    return found | {name: number for name, number in said.items() if number is not None}
+    stated = {name: _number(metadata, key) for name, key in SPECIAL.items()}
+    return found | {name: number for name, number in stated.items() if number is not None}
 
 
 def token_ids(metadata: Mapping[str, Any], texts: Iterable[str]) -> dict[str, int]:
@@ -494,22 +494,22 @@ def tokenizer_entries(
         merges: (left, right), read once; one whose parts or result are no tokens is left out.
         scores, types: one a token, or none; what is missing is 0.
     """
-    kept = [*tokens[:vocab_size], *(b"<|pad_%d|>" % n for n in range(len(tokens), vocab_size))]
+    words = [*tokens[:vocab_size], *(b"<|pad_%d|>" % n for n in range(len(tokens), vocab_size))]
     offsets, total = array("i"), 0
-    for token in kept:
+    for token in words:
         if total > _MAX_STRINGS:
             break
         offsets.append(total)
         total += len(token) + 1
     if total > _MAX_STRINGS:
-        raise UnsupportedError("tokenizer.size", f"the strings of {len(kept):,} tokens do not fit into 2 GiB")
+        raise UnsupportedError("tokenizer.size", f"the strings of {len(words):,} tokens do not fit into 2 GiB")
     bad = next((kind for kind in types if not 0 <= kind <= 255), None)
     if bad is not None:
         raise UnsupportedError("tokenizer.type", f"a token has type {bad}, 0 to 255 fit", found=bad, allowed=255)
     ids = {token: n for n, token in enumerate(tokens[:vocab_size])}
     return {
         "vocab_offsets": _little(offsets),
-        "vocab_strings": b"\0".join([*kept, b""]),
+        "vocab_strings": b"\0".join([*words, b""]),
         "vocab_scores": _little(array("f", scores[:vocab_size])).ljust(4 * vocab_size, b"\0"),
         "vocab_types": bytes(types[:vocab_size]).ljust(vocab_size, b"\0"),
         "vocab_merges": _little(array("i", (number for merge in _triples(merges, ids) for number in merge))),

@@ -84,7 +84,7 @@ class Fact(NamedTuple):
     """
 
     key: str
-    mine: str | None
+    found: str | None
     meant: str | None
     file: str = ""
     idle: bool = False
@@ -96,10 +96,10 @@ class Fact(NamedTuple):
 
     def __str__(self) -> str:
         if self.meant is None:
-            return f"{self.name} is {self.mine}; expected none"
-        if self.mine is None:
+            return f"{self.name} is {self.found}; expected none"
+        if self.found is None:
             return f"{self.name} is missing; expected {self.meant}"
-        return f"{self.name} is {self.mine}; expected {self.meant}"
+        return f"{self.name} is {self.found}; expected {self.meant}"
 
 
 @cache
@@ -134,9 +134,9 @@ def engine_row(index: TensorIndex) -> schema.Engine | None:
 
 
 def differences(
-    mine: Content, meant: Content, *, people: bool = True, spelled: bool = True, defaults: bool = False
+    found: Content, meant: Content, *, people: bool = True, spelled: bool = True, defaults: bool = False
 ) -> Iterator[Fact]:
-    """Facts that ``mine`` states differently.
+    """Facts that ``found`` states differently.
 
     Args:
         people: files for people count.
@@ -149,25 +149,25 @@ def differences(
     from ckconv.formats.bump.sidefiles import MAP_NAME
     from ckconv.formats.bump.slots import FOOTER_NAME
 
-    for key in mine.keys:
+    for key in found.keys:
         if key not in meant.keys:
-            yield Fact(key, _described(mine.keys[key]), None)
-        elif mine.keys[key] != meant.keys[key]:
-            yield _of_keys(key, mine.keys[key], meant.keys[key])
+            yield Fact(key, _described(found.keys[key]), None)
+        elif found.keys[key] != meant.keys[key]:
+            yield _of_keys(key, found.keys[key], meant.keys[key])
     for key in meant.keys:
-        if key not in mine.keys:
+        if key not in found.keys:
             yield Fact(key, None, _described(meant.keys[key]))
-    for name in sorted({*mine.files, *meant.files}):
+    for name in sorted({*found.files, *meant.files}):
         read = not any(fnmatchcase(name, pattern) for pattern in FOR_PEOPLE)
         if name not in meant.files:
             if read and name != MAP_NAME:
                 yield Fact(name, "there", None)
-        elif name not in mine.files:
+        elif name not in found.files:
             if (read or people) and name not in (MAP_NAME, FOOTER_NAME):
                 yield Fact(name, None, "one")
-        elif mine.files[name] != meant.files[name] and (read or people):
+        elif found.files[name] != meant.files[name] and (read or people):
             yield from of_files(
-                name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled, people, defaults
+                name, found.files[name], meant.files[name], found.paths.get(name, Path(name)), spelled, people, defaults
             )
 
 
@@ -208,7 +208,7 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
 
 
 def of_files(
-    name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True, exact: bool = True, defaults: bool = False
+    name: str, output: bytes, meant: bytes, path: Path, spelled: bool = True, exact: bool = True, defaults: bool = False
 ) -> Iterator[Fact]:
     """Differences between two files: of documents values, else bytes.
 
@@ -219,19 +219,19 @@ def of_files(
     from ckconv.formats.bump.slots import FOOTER_NAME
 
     if not (name.endswith(".json") or name == FOOTER_NAME):
-        at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
+        at = next((n for n, pair in enumerate(zip(output, meant, strict=False)) if pair[0] != pair[1]), None)
         where = f" another from byte {at:,} on" if at is not None else ""
-        yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
+        yield Fact(name, f"of {len(output):,} bytes{where}", f"one of {len(meant):,}")
         return
-    ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
+    ours, expected = _parsed(name, output, path), _parsed(name, meant, Path(name))
     if not exact and name == TOKENIZER:
-        ours, theirs = _one_spelling(ours), _one_spelling(theirs)
-    config = name == CONFIG_NAME and isinstance(ours, dict) and isinstance(theirs, dict)
-    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, defaults))
+        ours, expected = _one_spelling(ours), _one_spelling(expected)
+    config = name == CONFIG_NAME and isinstance(ours, dict) and isinstance(expected, dict)
+    found = list(_of_values(ours, expected, "", _covered_in(ours, expected) if config else {}, spelled, defaults))
     opened = _OF_THE_OPENER.get(name, ())
     yield from (fact._replace(file=name) for fact in found if fact.key not in opened)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
-    if not found and not _plainly_spelled(mine, ours):
+    if not found and not _plainly_spelled(output, ours):
         yield Fact(SPELLING, "another", "one", name)
 
 
@@ -248,12 +248,12 @@ def _one_spelling(document: Any) -> Any:
 _Covered = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
-def _covered_in(mine: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
+def _covered_in(output: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
     """The tables of a ``config.json`` in which keys are :data:`COVERED`."""
     text = text_key(meant)
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for outer in dict.fromkeys(("", text)):
-        tables = (mine, meant) if not outer else (table_within(mine, outer), table_within(meant, outer))
+        tables = (output, meant) if not outer else (table_within(output, outer), table_within(meant, outer))
         found |= {f"{outer}.{rope}".strip("."): tables for rope in ("", *TABLES_OF_ROPE)}
     return found
 
@@ -282,31 +282,31 @@ def _is_read_without(
 
 
 def _of_values(
-    mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool, defaults: bool = False
+    output: Any, meant: Any, where: str, covered: _Covered, spelled: bool, defaults: bool = False
 ) -> Iterator[Fact]:
-    if isinstance(mine, dict) and isinstance(meant, dict):
-        ours, theirs = covered.get(where, ({}, {}))
-        for key in mine | meant:
+    if isinstance(output, dict) and isinstance(meant, dict):
+        ours, expected = covered.get(where, ({}, {}))
+        for key in output | meant:
             place = f"{where}.{key}" if where else str(key)
-            if key in mine and key in meant:
-                yield from _of_values(mine[key], meant[key], place, covered, spelled, defaults)
+            if key in output and key in meant:
+                yield from _of_values(output[key], meant[key], place, covered, spelled, defaults)
                 continue
-            value, has, lacks = (mine[key], ours, theirs) if key in mine else (meant[key], theirs, ours)
+            value, has, lacks = (output[key], ours, expected) if key in output else (meant[key], expected, ours)
             may_lack = where in covered and key in COVERED
             idle = may_lack and _is_read_without(key, value, where, lacks, has if spelled else None)
             if defaults and where in covered and is_recorded(lacks):
                 default = default_of(lacks, key)
                 nothing = value is None and default is UNREAD
                 idle = idle or nothing or (type(default) is type(value) and default == value)
-            if key in mine:
+            if key in output:
                 yield Fact(place, _described(value), None, idle=idle)
             elif not idle:
                 yield Fact(place, None, _described(value))
-    elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
-        for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
+    elif isinstance(output, list) and isinstance(meant, list) and len(output) == len(meant):
+        for n, (one, other) in enumerate(zip(output, meant, strict=True)):
             yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
-    elif (type(mine) is not type(meant) or unequal(mine, meant)) and where not in _OF_THE_WRITER:
-        yield Fact(where, _described(mine), _described(meant))
+    elif (type(output) is not type(meant) or unequal(output, meant)) and where not in _OF_THE_WRITER:
+        yield Fact(where, _described(output), _described(meant))
 
 
 def is_named(names: Collection[str], globs: Iterable[str]) -> bool:
@@ -351,15 +351,15 @@ def _of_gguf(value: Value) -> str:
     return f"{found} ({value.type})"
 
 
-def _of_keys(key: str, mine: Any, meant: Any) -> Fact:
+def _of_keys(key: str, output: Any, meant: Any) -> Fact:
     """The difference between two values of a header, or items of lists."""
-    both = isinstance(mine, Value) and isinstance(meant, Value) and mine.type == meant.type
-    if both and mine.type.startswith("arr["):
-        ours, theirs = items_of(mine), items_of(meant)
-        if len(ours) == len(theirs):
-            at = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), 0)
-            return Fact(f"{key}[{at}]", _described(ours[at]), _described(theirs[at]))
-    return Fact(key, _described(mine), _described(meant))
+    both = isinstance(output, Value) and isinstance(meant, Value) and output.type == meant.type
+    if both and output.type.startswith("arr["):
+        ours, expected = items_of(output), items_of(meant)
+        if len(ours) == len(expected):
+            at = next((n for n, pair in enumerate(zip(ours, expected, strict=True)) if pair[0] != pair[1]), 0)
+            return Fact(f"{key}[{at}]", _described(ours[at]), _described(expected[at]))
+    return Fact(key, _described(output), _described(meant))
 
 
 def items_of(value: Value) -> list[Any]:
@@ -388,17 +388,17 @@ def shown(value: Any) -> str | None:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def held(
-    mine: Mapping[str, Any], meant: Mapping[str, Any], file: str = "", other: Callable[[Any, Any], bool] = unequal
+def unlike(
+    found: Mapping[str, Any], meant: Mapping[str, Any], file: str = "", other: Callable[[Any, Any], bool] = unequal
 ) -> Iterator[Fact]:
     """Facts of an output that a second table has otherwise.
 
     Args:
         other: whether two values differ; ``None`` is nothing.
     """
-    for key in sorted({*mine, *meant}):
-        if other(mine.get(key), meant.get(key)):
-            yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), file)
+    for key in sorted({*found, *meant}):
+        if other(found.get(key), meant.get(key)):
+            yield Fact(key, shown(found.get(key)), shown(meant.get(key)), file)
 
 
 # -- General keys of a GGUF: name, type, types -------------------------------------------------------------------------
@@ -414,13 +414,13 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
     """Faults of the keys at the head of a model's file."""
     table = needed()["general"]
     meant = {_TYPE: table["types"][out.tower is not None], VERSION_KEY: table["version"]}
-    yield from held({key: stored_value(out, key) for key in meant}, meant)
-    said = _labels(source) if out.tower is None else {}
-    labels = {key for key in out.metadata if key.startswith("general.")} - ({*table["own"]} - said.keys())
-    mine = {key: stored_value(out, key) for key in labels}
-    titles = {key: mine.get(key) for key in said if re.search(_TITLE, key)}  # of a dash, none is written
-    alike = {key: it for key, it in titles.items() if _letters(str(it or "")) == _letters(said[key])}
-    yield from held(mine, said | alike)
+    yield from unlike({key: stored_value(out, key) for key in meant}, meant)
+    stated = _labels(source) if out.tower is None else {}
+    labels = {key for key in out.metadata if key.startswith("general.")} - ({*table["own"]} - stated.keys())
+    found = {key: stored_value(out, key) for key in labels}
+    titles = {key: found.get(key) for key in stated if re.search(_TITLE, key)}  # of a dash, none is written
+    alike = {key: it for key, it in titles.items() if _letters(str(it or "")) == _letters(stated[key])}
+    yield from unlike(found, stated | alike)
     name, names = stored_value(out, _NAME), [*_names(source)]
     if name is None:
         words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
@@ -440,8 +440,8 @@ def _labels(source: TensorIndex) -> dict[str, Any]:
         found[f"{key}.count"] = len(card[field])
         for number, item in enumerate(card[field]):
             owner, _, name = item.rpartition("/")
-            said = {"name": name, "organization": owner, "repo_url": f"{hub}{item}" * bool(owner)}
-            found |= {f"{key}.{number}.{word}": text for word, text in said.items()}
+            parts = {"name": name, "organization": owner, "repo_url": f"{hub}{item}" * bool(owner)}
+            found |= {f"{key}.{number}.{word}": text for word, text in parts.items()}
     return {f"general.{key}": [*value] if isinstance(value, tuple) else value for key, value in found.items() if value}
 
 
@@ -451,8 +451,8 @@ def _names(source: TensorIndex) -> Iterator[str]:
     By its card, its configuration, or where it lies.
     """
     yield from filter(None, [own_texts(source).get("name")])
-    said = document_of(source.metadata).get("_name_or_path")
-    yield from filter(None, [str(said or "").rstrip("/").rpartition("/")[2]])
+    origin = document_of(source.metadata).get("_name_or_path")
+    yield from filter(None, [str(origin or "").rstrip("/").rpartition("/")[2]])
     for part in chain(reversed(source.path.absolute().parts), reversed(source.path.resolve().parts)):
         yield from (part, part.rpartition("--")[2])
 
@@ -479,9 +479,9 @@ def made_by(index: TensorIndex, blocks: Collection[str]) -> str:
     Args:
         blocks: types of the blocks.
     """
-    table, said = needed()["file_types"], stored_value(index, FILE_TYPE)
-    plain = [name for name, number in table["plain"].items() if [name] == [*blocks] and said in (None, number)]
-    return next(iter(plain or (name for name, number in table["recipes"].items() if number == said)), "").lower()
+    table, stored = needed()["file_types"], stored_value(index, FILE_TYPE)
+    plain = [name for name, number in table["plain"].items() if [name] == [*blocks] and stored in (None, number)]
+    return next(iter(plain or (name for name, number in table["recipes"].items() if number == stored)), "").lower()
 
 
 def plain_types(index: TensorIndex) -> set[int]:

@@ -48,7 +48,7 @@ from ckconv.families.parameters import scope_of, with_it, with_value
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import of_a_tower, parameter_differences, tower_beside, tower_family
-from ckconv.verification.content import Fact, engine_row, held, needed, of_files, read_whole, shown, unequal
+from ckconv.verification.content import Fact, engine_row, needed, of_files, read_whole, shown, unequal, unlike
 from ckconv.verification.tokenizers import ALL_ROLES, pieces, roles_of_keys
 
 #: Keys of a configuration that say how values are stored, or who wrote it.
@@ -56,10 +56,10 @@ _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "
 
 #: Keys of a configuration that mean the same to every library. What computes is compared as hyper-parameters: a class
 #: may be told in other words, or of fewer biases.
-_SAID_ALIKE = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"}
+_SHARED_KEYS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"}
 
 #: Keys that classes of one library have to be told alike.
-_SAID_THERE = _SAID_ALIKE | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
+_COPIED_KEYS = _SHARED_KEYS | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
 
 #: Keys that every class reads, or that choose it.
 _OF_EVERY = ("architectures", "model_type", "dtype")
@@ -89,17 +89,17 @@ _WORDS_OF_ROPE = {word for kind in ROPE_KEYS.values() for word in kind.keys}
 _LONG = "_max_position_embeddings"
 
 
-def is_asked(key: str, options: Options) -> bool:
+def is_edited(key: str, options: Options) -> bool:
     """Whether an option asks for another value of a key, or for none.
 
     By the key, by ``FILE:KEY``, or a token's text.
     """
     short = key.removeprefix("tokenizer.").removeprefix("ggml.")
-    role = next((ours for ours, theirs in ALL_ROLES.items() if short == f"{theirs}_token_id"), short)
+    role = next((ours for ours, role_word in ALL_ROLES.items() if short == f"{role_word}_token_id"), short)
     keys = (key, short, f"{role}_token", f"{role}_token_id", _of_rope(key))
-    for asked, _ in options.set_meta:
-        name = asked.rpartition(":")[2]
-        if asked == key or not {name, f"{name}_id", _of_rope(name)}.isdisjoint(keys):
+    for edited, _ in options.set_meta:
+        name = edited.rpartition(":")[2]
+        if edited == key or not {name, f"{name}_id", _of_rope(name)}.isdisjoint(keys):
             return True
     globs = {word for glob in options.drop_meta for word in (glob.rpartition(":")[2], _of_rope(glob))}
     return any(fnmatchcase(name, glob) for glob in globs for name in keys)
@@ -111,19 +111,19 @@ def _of_rope(key: str) -> str:
     return word if table.partition(".")[0] in TABLES_OF_ROPE else key
 
 
-def is_asked_in(index: TensorIndex, key: str, options: Options) -> bool:
+def is_edited_in(index: TensorIndex, key: str, options: Options) -> bool:
     """Whether an option asks for another value of a key of an output.
 
     Of a document by its table or for a key within, and in its text part or beside it.
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
-        return is_asked(full_key(index.architecture, key), options)
+        return is_edited(full_key(index.architecture, key), options)
     text = text_key(document_of(index.metadata))
     own = key.removeprefix(f"{text}.")
-    asked = (name.rpartition(":")[2] for name in (*dict(options.set_meta), *options.drop_meta))
-    within = any(name.removeprefix(f"{text}.").startswith(f"{own}.") for name in asked)  # the key is a table as a whole
-    places = "", f"{text}.", f"{PART}.", f"{PART}.{text}."  # readers open the part that thinks
-    return within or any(is_asked(f"{place}{path}", options) for path in _tables_of(own) for place in places)
+    edited = (name.rpartition(":")[2] for name in (*dict(options.set_meta), *options.drop_meta))
+    within = any(name.removeprefix(f"{text}.").startswith(f"{own}.") for name in edited)  # the key is a whole table
+    prefixes = "", f"{text}.", f"{PART}.", f"{PART}.{text}."  # readers open the part that thinks
+    return within or any(is_edited(f"{place}{path}", options) for path in _tables_of(own) for place in prefixes)
 
 
 def _tables_of(key: str) -> Iterator[str]:
@@ -144,29 +144,29 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
     families |= {PREFIX: tower_family(out.tower.family)} if out.tower is not None else {}
     for prefix, family in families.items():
         rows = family.parameters.values()
-        asked = {row.name for row in rows for cell in row.key_cells(form) if is_asked_in(out, cell.key, options)}
-        while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
-            asked |= more
-        names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
+        changed = {row.name for row in rows for cell in row.key_cells(form) if is_edited_in(out, cell.key, options)}
+        while more := {row.name for row in rows if not row.depends_on.isdisjoint(changed)} - changed:
+            changed |= more
+        names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in changed}
     slides = {"layer_types", "sliding_window"}  # neither is said where nothing slides
     names |= slides if not slides.isdisjoint(names) else set()
 
-    def is_said(word: str) -> bool:
+    def is_edited_rope(word: str) -> bool:
         """Whether an option asks for a word of RoPE, in any of its tables."""
-        places = word, word.rpartition(".")[2], f"{TABLES_OF_ROPE[0]}.{word}"
+        keys = word, word.rpartition(".")[2], f"{TABLES_OF_ROPE[0]}.{word}"
         own = {word, f"rope_{word}".removesuffix(_LONG), *(["context_length"] if word.endswith(_LONG) else [])}
         return (
-            not names.isdisjoint(own) or is_asked(word, options) or any(is_asked_in(out, at, options) for at in places)
+            not names.isdisjoint(own) or is_edited(word, options) or any(is_edited_in(out, at, options) for at in keys)
         )
 
     edited = (*dict(options.set_meta), *options.drop_meta)
-    names |= {"rope_theta"} if is_said("rope_theta") else set()
+    names |= {"rope_theta"} if is_edited_rope("rope_theta") else set()
     names |= {"rope_scaling"} if any(key.startswith(f"{out.architecture}.rope.scal") for key in edited) else set()
     for name in ("rope_scaling", "modifiers"):
-        ours, theirs = (_parts(value) for value in found.get(name, ((), ())))
-        asked = {*filter(is_said, {*ours, *theirs, *_WORDS_OF_ROPE})}
-        others = {word for word in {*ours, *theirs} - asked if ours.get(word) != theirs.get(word)}
-        if "rope_type" in asked or others <= ({"attention_factor"} if asked else set()):  # which follows
+        ours, expected = (_parts(value) for value in found.get(name, ((), ())))
+        changed = {*filter(is_edited_rope, {*ours, *expected, *_WORDS_OF_ROPE})}
+        others = {word for word in {*ours, *expected} - changed if ours.get(word) != expected.get(word)}
+        if "rope_type" in changed or others <= ({"attention_factor"} if changed else set()):  # which follows
             names.add(name)
     return {name: pair for name, pair in found.items() if name not in names}
 
@@ -181,7 +181,7 @@ class Pair:
 
     Attributes:
         whole, wholes: the output's and the source's.
-        mine, meant: with the keys of their text parts on top.
+        output, meant: with the keys of their text parts on top.
         text: the key of the output's text part.
         typed: the source has no document.
         made: for another library than the source.
@@ -190,7 +190,7 @@ class Pair:
     def __init__(self, out: TensorIndex, source: TensorIndex, options: Options) -> None:
         self.out, self.source, self.options = out, source, options
         self.whole, self.wholes = document_of(out.metadata), document_of(source.metadata)
-        self.mine, self.meant = text_on_top(self.whole), text_on_top(self.wholes)
+        self.output, self.meant = text_on_top(self.whole), text_on_top(self.wholes)
         self.text, self.row = text_key(self.whole), engine_row(out)
         self.typed = source.metadata_kind is not MetadataKind.DOCUMENT
         self.made = out.format in CONSUMERS and out.format != source.format
@@ -224,13 +224,13 @@ class Pair:
         tower = tower_family(self.out.tower.family)
         return tower.engines.get(MLX_VLM.row) if self.consumer != TRANSFORMERS else None
 
-    def is_asked(self, key: str) -> bool:
+    def is_edited(self, key: str) -> bool:
         """Whether an option asks for another value of the key, or table."""
-        return is_asked_in(self.out, key, self.options)
+        return is_edited_in(self.out, key, self.options)
 
     def fault(self, key: str, meant: Any) -> Fact:
         """The fault of a key at the top of the document."""
-        return Fact(key, shown(self.mine.get(key)), shown(meant), CONFIG_NAME)
+        return Fact(key, shown(self.output.get(key)), shown(meant), CONFIG_NAME)
 
 
 def document_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
@@ -238,7 +238,7 @@ def document_faults(out: TensorIndex, source: TensorIndex, options: Options) -> 
     pair = Pair(out, source, options)
     for is_of, rule in _RULES:
         if is_of(pair):
-            yield from (fact for fact in rule(pair) if not pair.is_asked(fact.key))
+            yield from (fact for fact in rule(pair) if not pair.is_edited(fact.key))
     yield from _of_files(pair)
 
 
@@ -247,26 +247,26 @@ def document_faults(out: TensorIndex, source: TensorIndex, options: Options) -> 
 
 def _of_needed(pair: Pair) -> Iterator[Fact]:
     """Keys that a class reads, and roles of tokens that a GGUF says."""
-    mine, source = pair.mine, pair.source
+    document, source = pair.output, pair.source
     typed = source.metadata_kind is MetadataKind.TYPED
     rows = FAMILIES[source.config.family].parameters.values() if source.config else ()
     cells = {cell.key for row in rows for cell in row.key_cells("hf")}
     for keys in needed()["keys"].get(pair.out.format, ()):
         key, *others = keys.split("|")
         words = {word for words in (*CONFIG_KEYS.values(), _LENGTHS) if key in words for word in words} | {key, *others}
-        default = default_of(mine, key)
+        default = default_of(document, key)
         read = key in _OF_EVERY or (default is not UNREAD if default is not UNKNOWN else not words.isdisjoint(cells))
-        told = typed or not words.isdisjoint(pair.meant)
-        if words.isdisjoint(mine) and read and told and not any(map(pair.is_asked, words)):
+        stated = typed or not words.isdisjoint(pair.meant)
+        if words.isdisjoint(document) and read and stated and not any(map(pair.is_edited, words)):
             yield Fact(key, None, "one", CONFIG_NAME)
     for role, number in (roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
         number = next((own for own in _stored_as(source, key) if own is not None), number)
-        said = mine.get(key, default_of(mine, key))
-        if role == "unk" or _is_no_token(key, number, mine):
+        value = document.get(key, default_of(document, key))
+        if role == "unk" or _is_no_token(key, number, document):
             continue
-        if said not in (number, UNREAD) and not (role == "eos" and isinstance(said, list) and number in said):
-            yield Fact(key, shown(None if said is UNKNOWN else said), str(number), CONFIG_NAME)
+        if value not in (number, UNREAD) and not (role == "eos" and isinstance(value, list) and number in value):
+            yield Fact(key, shown(None if value is UNKNOWN else value), str(number), CONFIG_NAME)
 
 
 def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
@@ -295,9 +295,9 @@ def _of_class(pair: Pair) -> Iterator[Fact]:
     known += [own.model_type, own.wrapped] if own is not None else []
     known += tower_family(out.tower.family).in_huggingface.names if out.tower is not None else ()
     for text in dict.fromkeys(("", pair.text)):
-        ours, theirs = (_part(document, text).get(_CLASS) for document in (pair.whole, pair.wholes))
+        ours, expected = (_part(document, text).get(_CLASS) for document in (pair.whole, pair.wholes))
         unsaid = pair.source.metadata_kind is MetadataKind.DOCUMENT and _CLASS not in _part(pair.wholes, text)
-        if ours not in [*known, theirs] or (ours is None and not unsaid):
+        if ours not in [*known, expected] or (ours is None and not unsaid):
             yield Fact(f"{text}.{_CLASS}".lstrip("."), shown(ours), shown(family.model_type), CONFIG_NAME)
     if own is not None and own.wrapped and pair.source.metadata_kind is MetadataKind.TYPED:
         yield from _of_wrapped(pair)
@@ -308,16 +308,16 @@ def _of_wrapped(pair: Pair) -> Iterator[Fact]:
 
     What both say is the same, and its class reads there what the text part's does not.
     """
-    mine, inner = pair.whole, _part(pair.whole, pair.text)
+    document, inner = pair.whole, _part(pair.whole, pair.text)
     cells = (cell for row in pair.family.parameters.values() if not row.defaults for cell in row.key_cells("hf"))
     outer = {cell.key for cell in cells if pair.consumer == TRANSFORMERS and default_of(inner, cell.key) is UNREAD}
-    each = {_TIED, *(key for key in _SAID_ALIKE if key.endswith("_token_id"))}
-    for key in sorted(((outer | each | mine.keys()) & inner.keys() | each & mine.keys()) - {_CLASS}):
-        ours, theirs = mine.get(key), inner.get(key)
+    each = {_TIED, *(key for key in _SHARED_KEYS if key.endswith("_token_id"))}
+    for key in sorted(((outer | each | document.keys()) & inner.keys() | each & document.keys()) - {_CLASS}):
+        ours, expected = document.get(key), inner.get(key)
         if key not in inner:
             yield Fact(f"{pair.text}.{key}", None, shown(ours), CONFIG_NAME)
-        elif key not in mine or unequal(ours, theirs):
-            yield Fact(key, shown(ours), shown(theirs), CONFIG_NAME)
+        elif key not in document or unequal(ours, expected):
+            yield Fact(key, shown(ours), shown(expected), CONFIG_NAME)
 
 
 def _of_engine(pair: Pair) -> Iterator[Fact]:
@@ -333,21 +333,21 @@ def _of_engine(pair: Pair) -> Iterator[Fact]:
         return
     taken = defaults_of_mlx(pair.whole)
     if taken:
-        yield from _of_defaults(pair, taken, pair.whole.get(pair.text, pair.whole) if pair.row.wrapped else pair.mine)
+        yield from _of_defaults(pair, taken, pair.whole.get(pair.text, pair.whole) if pair.row.wrapped else pair.output)
     for key in pair.row.needs:
-        told = pair.out.format != pair.source.format or key in pair.meant  # a copy lacks what its source does
+        stated = pair.out.format != pair.source.format or key in pair.meant  # a copy lacks what its source does
         table, _, word = key.rpartition(".")
-        holder = pair.whole.get(table) or {word: None} if table else pair.mine  # no table lacks nothing
-        if told and word not in holder and (table or not taken):
+        holder = pair.whole.get(table) or {word: None} if table else pair.output  # no table lacks nothing
+        if stated and word not in holder and (table or not taken):
             yield Fact(key, None, "one", CONFIG_NAME)
 
 
-def _of_defaults(pair: Pair, taken: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Fact]:
+def _of_defaults(pair: Pair, taken: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[Fact]:
     """Keys for which a class takes something else where they are missing.
 
     Args:
         taken: what it takes, by key.
-        mine: the part of the output's that it reads.
+        document: the part of the output's that it reads.
     """
     config = pair.source.config
     assert config is not None
@@ -356,9 +356,9 @@ def _of_defaults(pair: Pair, taken: Mapping[str, Any], mine: Mapping[str, Any]) 
     unread = {name for name, key in kinds if key.kind is Kind.MODIFIER and reader not in key.readers}
     read = {key: value for key, value in pair.meant.items() if key not in unread}
     constants = {name: key.neutral[0] for name, key in kinds if key.written} | {**family.document.written}
-    said = {**constants, **read, **dict(said_by_rows(told_rows(family), scope_of(family, config), "hf"))}
-    for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
-        value, copied = said.get(key), pair.out.format == pair.source.format and key not in pair.meant
+    stated = {**constants, **read, **dict(keyed_values(config_rows(family), scope_of(family, config), "hf"))}
+    for key in sorted(taken.keys() - document.keys() - _DRAFTED):
+        value, copied = stated.get(key), pair.out.format == pair.source.format and key not in pair.meant
         nothing = value is None or (key not in pair.meant and value is not False and value == 0)  # no layer has it
         other = not (nothing or taken[key] is None) and unequal(value, taken[key])
         if (taken[key] is REQUIRED or other) and not copied:
@@ -369,12 +369,12 @@ def _of_head(pair: Pair) -> Iterator[Fact]:
     """The fault of a head that is said to be apart, and is not there."""
     if "output" not in pair.family.tensors or "output.weight" in pair.out.tensors:  # a classifier has none
         return
-    mine = pair.whole if text_key(pair.wholes) else pair.mine  # a class may wrap the text model's
+    config = pair.whole if text_key(pair.wholes) else pair.output  # a class may wrap the text model's
     for key in dict.fromkeys((_TIED, *document_words(pair.family, "tied"))):
-        said, before = (document.get(key, default_of(document, key)) for document in (mine, pair.wholes))
-        copied = pair.out.format == pair.source.format and "output.weight" not in pair.source.tensors and said == before
-        if said is False and not copied:
-            yield Fact(key, shown(said), "true", CONFIG_NAME)
+        tied, before = (document.get(key, default_of(document, key)) for document in (config, pair.wholes))
+        copied = pair.out.format == pair.source.format and "output.weight" not in pair.source.tensors and tied == before
+        if tied is False and not copied:
+            yield Fact(key, shown(tied), "true", CONFIG_NAME)
 
 
 def _of_source(pair: Pair) -> Iterator[Fact]:
@@ -385,12 +385,12 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     own = {key for key in pair.wholes if around and of_a_tower(around, key)}
     own = {"auto_map", "model_type", *(own - pair.family.document.keys.keys.keys())}
     other = alone or bool(pair.text and not text)
-    mine = pair.whole if text and alike and not alone else pair.mine
+    document = pair.whole if text and alike and not alone else pair.output
     part = pair.wholes[text] if text else {key: value for key, value in pair.wholes.items() if key not in own}
     meant = part if alone else pair.wholes if alike else pair.meant
     free = _STORED | pair.lengths
-    said = _SAID_THERE if alike else _SAID_ALIKE
-    there = said if other or text else said | {_CLASSES}
+    compared = _COPIED_KEYS if alike else _SHARED_KEYS
+    there = compared if other or text else compared | {_CLASSES}
     copied = alike and not (alone or other)  # but for what says how values are stored, nothing in it changes
     rope = {*TABLES_OF_ROPE} if pair.options.context else set()  # which get further words
     plain = {*meant} - rope if copied else set()
@@ -398,38 +398,38 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
     free -= {"transformers_version", "_name_or_path"} if copied else set()
     types = needed()["documents"]["types"]
     floats = {types[stored.dtype.name] for stored in pair.out.stored if stored.dtype.name in types}
-    for key in (key for key in _TYPES if copied and mine.get(key) not in (meant.get(key), *floats, types["F32"])):
-        yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), CONFIG_NAME)
-    said = (said | (plain - _DRAFTED)) - ({_CLASSES} if other else set())
+    for key in (key for key in _TYPES if copied and document.get(key) not in (meant.get(key), *floats, types["F32"])):
+        yield Fact(key, shown(document.get(key)), shown(meant.get(key)), CONFIG_NAME)
+    compared = (compared | (plain - _DRAFTED)) - ({_CLASSES} if other else set())
     for key, value in meant.items():
         if key in free or not (alike or key in there) or _is_no_token(key, value, meant):
             continue
-        if key not in mine:
+        if key not in document:
             yield Fact(key, None, shown(value), CONFIG_NAME)
         elif value is None and key == "vocab_size":
             continue  # the rows of the embedding, which are compared
-        elif re.search("Infinity|NaN", str(shown(value))) and mine[key] == pair.family.document.written.get(key):
+        elif re.search("Infinity|NaN", str(shown(value))) and document[key] == pair.family.document.written.get(key):
             continue  # as a strict document says it to the class
-        elif key in said:
-            each = ([*_unlike(mine[key], one, anything, key)] for one in (value, strictly(value)))
+        elif key in compared:
+            each = ([*_unlike(document[key], one, anything, key)] for one in (value, strictly(value)))
             yield from (Fact(path, shown(one), shown(other), CONFIG_NAME) for path, one, other in min(each, key=len))
-    for key in sorted(mine.keys() - meant.keys() - free if copied else ()):
-        yield Fact(key, shown(mine[key]), None, CONFIG_NAME)
-    told = CONSUMERS.get(pair.source.format) == TRANSFORMERS and pair.of_text  # no class of MLX has such defaults
-    for key in sorted(_SAID_ALIKE - meant.keys() - {"vocab_size"} if told else ()):
+    for key in sorted(document.keys() - meant.keys() - free if copied else ()):
+        yield Fact(key, shown(document[key]), None, CONFIG_NAME)
+    defaulted = CONSUMERS.get(pair.source.format) == TRANSFORMERS and pair.of_text  # no class of MLX has such defaults
+    for key in sorted(_SHARED_KEYS - meant.keys() - {"vocab_size"} if defaulted else ()):
         default = default_of(meant, key)
-        known = default not in (UNREAD, UNKNOWN, None) and not _is_no_token(key, default, mine)
-        if known and mine.get(key) is not None and unequal(mine[key], default):
-            yield Fact(key, shown(mine[key]), shown(default), CONFIG_NAME)
+        known = default not in (UNREAD, UNKNOWN, None) and not _is_no_token(key, default, document)
+        if known and document.get(key) is not None and unequal(document[key], default):
+            yield Fact(key, shown(document[key]), shown(default), CONFIG_NAME)
 
 
-def _unlike(mine: Any, meant: Any, free: Collection[str], where: str) -> Iterator[tuple[str, Any, Any]]:
+def _unlike(found: Any, meant: Any, free: Collection[str], where: str) -> Iterator[tuple[str, Any, Any]]:
     """Paths of tables that say two things, but for keys that are free."""
-    if isinstance(mine, dict) and isinstance(meant, dict):
-        for key in sorted((mine.keys() | meant.keys()) - {*free}):
-            yield from _unlike(mine.get(key), meant.get(key), free, f"{where}.{key}")
-    elif unequal(mine, meant):
-        yield where, mine, meant
+    if isinstance(found, dict) and isinstance(meant, dict):
+        for key in sorted((found.keys() | meant.keys()) - {*free}):
+            yield from _unlike(found.get(key), meant.get(key), free, f"{where}.{key}")
+    elif unequal(found, meant):
+        yield where, found, meant
 
 
 # -- Rules of an output for another library ---------------------------------------------------------------------------
@@ -443,55 +443,55 @@ def _besides(pair: Pair) -> Iterator[Fact]:
     """
     config, family, consumer, typed = pair.source.config, pair.family, pair.consumer, pair.typed
     assert config is not None
-    mine, meant, kinds, context = pair.mine, pair.meant, family.document.keys.keys, pair.options.context
+    document, meant, kinds, context = pair.output, pair.meant, family.document.keys.keys, pair.options.context
     alike = {name: key for name, key in kinds.items() if key.kind is Kind.MODIFIER}
     strict = consumer == TRANSFORMERS and not typed  # the class takes no such values
-    untaken = {*unaccepted(meant, str(mine.get(_CLASS)))} if strict else set()
+    untaken = {*unaccepted(meant, str(document.get(_CLASS)))} if strict else set()
     constants = {name: key.neutral[0] for name, key in alike.items() if key.written} | {**family.document.written}
     wanted = {**(pair.row.written if pair.row is not None else {}), **constants}
     cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
     words = {cell.head: {one.head for one in several} for several in cells for cell in several}
     foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
-    of_class = {key: default_of(mine, key) for key in foreign}
-    taken = defaults_of_mlx(mine, idle=typed) if consumer == MLX_LM else of_class
+    of_class = {key: default_of(document, key) for key in foreign}
+    taken = defaults_of_mlx(document, idle=typed) if consumer == MLX_LM else of_class
     foreign -= {key for key, value in taken.items() if value not in (UNREAD, UNKNOWN)}
-    told_to = CONSUMERS.get(pair.source.format, consumer)
-    unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
+    reader = CONSUMERS.get(pair.source.format, consumer)
+    unread = words.keys() - {cell.head for several in cells for cell in several if reader in cell.readers}
     by_tensors = set[str]()
     if typed:
-        config, rows = replace(config, context_length=context or config.context_length), told_rows(family)
+        config, rows = replace(config, context_length=context or config.context_length), config_rows(family)
         by_tensors = words.keys() - {cell.key for row in rows for cell in row.key_cells("hf")}  # or within a table
-        keys = said_by_rows(rows, scope_of(family, config), "hf")
+        keys = keyed_values(rows, scope_of(family, config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     drafted = consumer == TRANSFORMERS and not pair.options.drop  # no class of MLX has them
-    told = _LENGTHS | (_DRAFTED if drafted else set())
-    free = set(needed()["documents"]["free"]) - (meant.keys() & told if typed else set())
+    stated = _LENGTHS | (_DRAFTED if drafted else set())
+    free = set(needed()["documents"]["free"]) - (meant.keys() & stated if typed else set())
     free |= {*TABLES_OF_ROPE, *untaken, *(() if typed else pair.lengths)}
     free |= {key for key in meant.keys() | words.keys() if key.endswith("_config")}  # parts, which are left out
-    for key in sorted((mine.keys() | meant.keys()) - free):
-        value, said, known = mine.get(key), meant.get(key), key in words and not typed  # compared by their readers
-        neutral = [key in alike and alike[key].is_neutral(one) for one in (value, said)]
-        neutral[1] = neutral[1] or (key in alike and told_to not in alike[key].readers)
-        endless = re.search("Infinity|NaN", str(shown(said)))  # which a strict document leaves to the class
+    for key in sorted((document.keys() | meant.keys()) - free):
+        value, expected, known = document.get(key), meant.get(key), key in words and not typed  # their readers compare
+        neutral = [key in alike and alike[key].is_neutral(one) for one in (value, expected)]
+        neutral[1] = neutral[1] or (key in alike and reader not in alike[key].readers)
+        endless = re.search("Infinity|NaN", str(shown(expected)))  # which a strict document leaves to the class
         if endless and value == family.document.written.get(key):
             continue
-        if key not in mine:
-            elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
-            default = taken.get(key, default_of(mine, key))
+        if key not in document:
+            elsewhere = (not words[key].isdisjoint(document) or key in unread) if known else (typed and key in foreign)
+            default = taken.get(key, default_of(document, key))
             unsaid = default in (UNREAD, UNKNOWN)
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
             if typed and of_one:
                 wants = alike[key].written and consumer in alike[key].readers
                 of_one = not wants if unsaid or default is None else alike[key].is_neutral(default)
-            nothing = said is None and (not typed or unsaid or default is None)
+            nothing = expected is None and (not typed or unsaid or default is None)
             other = not (nothing or endless or elsewhere or of_one)
-        elif said is not None:
-            other = unequal(value, said) and unequal(value, strictly(said)) and not all(neutral)
+        elif expected is not None:
+            other = unequal(value, expected) and unequal(value, strictly(expected)) and not all(neutral)
         else:
             idle = value is None or neutral[0] or key in by_tensors
             other = not idle and unequal(value, wanted.get(key))
-        if other and not (known and key in mine):
-            yield pair.fault(key, said)
+        if other and not (known and key in document):
+            yield pair.fault(key, expected)
 
 
 def _of_words(pair: Pair) -> Iterator[Fact]:
@@ -499,24 +499,24 @@ def _of_words(pair: Pair) -> Iterator[Fact]:
 
     Of those that the library does not read a document may have what stands for nothing: the tensors have it.
     """
-    config, rows = pair.source.config, told_rows(pair.family)
+    config, rows = pair.source.config, config_rows(pair.family)
     assert config is not None
     cells = {row.name: [cell for cell in row.key_cells("hf") if not cell.of_rope] for row in rows}
     alone = [name for name, own in cells.items() if not any(pair.consumer in cell.readers for cell in own)]
     scope = scope_of(pair.family, config)
-    said, whole = (dict(said_by_rows(rows, {**scope, **dict.fromkeys(none)}, "hf")) for none in (alone, ()))
+    stated, whole = (dict(keyed_values(rows, {**scope, **dict.fromkeys(none)}, "hf")) for none in (alone, ()))
     free = {*needed()["documents"]["free"], *TABLES_OF_ROPE, *pair.lengths}
     words = {cell.key for own in cells.values() for cell in own} - free
-    for key in sorted(words & pair.mine.keys()):
-        value, meant = pair.mine[key], [one[key] for one in (said, pair.meant) if one.get(key) is not None]
+    for key in sorted(words & pair.output.keys()):
+        value, meant = pair.output[key], [one[key] for one in (stated, pair.meant) if one.get(key) is not None]
         if value is not None and meant and all(unequal(value, one) for one in (*meant, whole.get(key))):
             yield pair.fault(key, meant[-1])
 
 
 def _of_roles(pair: Pair) -> Iterator[Fact]:
     """Faults of roles of tokens, as the document beside a bump file says them."""
-    for key in sorted(key for key in _SAID_ALIKE if key.endswith("_token_id")):
-        if pair.mine.get(key) is not None and unequal(pair.mine[key], pair.source.metadata.get(key)):
+    for key in sorted(key for key in _SHARED_KEYS if key.endswith("_token_id")):
+        if pair.output.get(key) is not None and unequal(pair.output[key], pair.source.metadata.get(key)):
             yield pair.fault(key, pair.source.metadata.get(key))
 
 
@@ -532,7 +532,7 @@ def _of_readers(pair: Pair) -> Iterator[Fact]:
         for text in (text for text in getattr(ours, words) if text not in getattr(theirs, words)):
             key, _, value = text.removesuffix(",").partition(" = ")
             table = key.partition(",")[0].partition(".")[0]
-            if value or unequal(pair.mine.get(table), pair.meant.get(table)):  # what both say, another library reads
+            if value or unequal(pair.output.get(table), pair.meant.get(table)):  # both say it to another library
                 yield Fact(key, value or "overruled", None, CONFIG_NAME)
     kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, theirs)]
     if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
@@ -549,32 +549,32 @@ def strictly(value: Any) -> Any:
 
 def _of_stored(pair: Pair) -> Iterator[Fact]:
     """Faults of what a document says of tensors, and of its class."""
-    out, mine, meant, family = pair.out, pair.mine, {} if pair.typed else pair.meant, pair.family
+    out, document, meant, family = pair.out, pair.output, {} if pair.typed else pair.meant, pair.family
     consumer, types = pair.consumer, needed()["documents"]["types"]
     patterns, defaults = {parse(name).pattern for name in out.tensors}, defaults_of_mlx(document_of(out.metadata))
     headed = "output.weight" in out.tensors and "output" in family.tensors
-    told = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
+    flags = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
     for name, biases in switches(family).items():
         cells, there = family.parameters[name].key_cells("hf"), not biases.isdisjoint(patterns)
-        told.append(([cell.key for cell in cells if consumer in cell.readers], there, False))
+        flags.append(([cell.key for cell in cells if consumer in cell.readers], there, False))
         if not meant:  # a class of the library may have the key and read it as another's, or look at nothing
-            told += [([cell.key], there, False) for cell in cells if type(mine.get(cell.key)) is bool]
-    for keys, there, otherwise in told:
-        said = {key: mine[key] for key in keys if type(mine.get(key)) is bool}
-        if not said and keys:
+            flags += [([cell.key], there, False) for cell in cells if type(document.get(cell.key)) is bool]
+    for keys, there, otherwise in flags:
+        stated = {key: document[key] for key in keys if type(document.get(key)) is bool}
+        if not stated and keys:
             unsaid = None if meant else otherwise  # of a class that nobody recorded
-            taken = default_of(mine, keys[0]) if consumer == TRANSFORMERS else defaults.get(keys[0], unsaid)
-            said = {keys[0]: taken} if type(taken) is bool else {}
-        yield from (pair.fault(key, there) for key, value in said.items() if value != there)
+            taken = default_of(document, keys[0]) if consumer == TRANSFORMERS else defaults.get(keys[0], unsaid)
+            stated = {keys[0]: taken} if type(taken) is bool else {}
+        yield from (pair.fault(key, there) for key, value in stated.items() if value != there)
     floats = {types[stored.dtype.name] for stored in out.stored if stored.dtype.name in types}
     for key in _TYPES:
-        value = mine.get(key)
+        value = document.get(key)
         if value not in [meant.get(key), *floats, types["F32"]] or (value is None and not meant):
             yield pair.fault(key, " or ".join(sorted(floats)))
     if not any(tensor.planes or tensor.packed for tensor in out.everything.values()):  # nothing is quantized
-        stale = {key for key in QUANTIZATION_KEYS if key in mine and mine[key] != meant.get(key)}
+        stale = {key for key in QUANTIZATION_KEYS if key in document and document[key] != meant.get(key)}
         yield from (pair.fault(key, None) for key in sorted(stale))
-    value, classes = mine.get(_CLASSES), family.in_huggingface.classes
+    value, classes = document.get(_CLASSES), family.in_huggingface.classes
     known = isinstance(value, list) and value and all(one in classes for one in value)
     if not known and not (meant and value == meant.get(_CLASSES)):
         yield pair.fault(_CLASSES, [classes[0]])
@@ -584,28 +584,28 @@ def _of_written(pair: Pair) -> Iterator[Fact]:
     """Faults of constants that a class of an engine wants."""
     meant = {} if pair.typed else pair.meant
     for key, value in pair.row.written.items() if pair.row is not None else ():
-        said = pair.mine.get(key)
-        if not (said if meant.get(key) or isinstance(value, dict) else said == value):
+        found = pair.output.get(key)
+        if not (found if meant.get(key) or isinstance(value, dict) else found == value):
             yield pair.fault(key, value)
 
 
 def _of_tables(pair: Pair) -> Iterator[Fact]:
     """Faults of tables that rows of the family say."""
-    out, mine, family, (_, turned) = pair.out, pair.mine, pair.family, TABLES_OF_ROPE
+    out, document, family, (_, turned) = pair.out, pair.output, pair.family, TABLES_OF_ROPE
     of = (out if ROPE_FREQUENCIES in pair.source.tensors else pair.source).config  # factors say the scaling
     assert out.config is not None
     assert of is not None
     by_layer = family.document.rope.by_layer  # the words of a scaling stand in the table of one kind of layers
-    rows = said_by_rows(told_rows(family), scope_of(family, of), "hf")
-    said = {key: value for key, value in rows if "." in key}
-    tables = {key: mine.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in said))}
+    rows = keyed_values(config_rows(family), scope_of(family, of), "hf")
+    paths = {key: value for key, value in rows if "." in key}
+    tables = {key: document.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in paths))}
     scaling = {**(out.config.rope_scaling or {})}  # of one of the tables, and compared; the other says the same
     scaling.pop("rope_theta", None)  # of readers that look at the newer table, in which alone it is
     stand = {key for table in TABLES_OF_ROPE for key in tables[table] or ()}
     if not {"mscale", "mscale_all_dim"}.isdisjoint(stand):  # of which readers make the factor
         scaling = {key: value for key, value in scaling.items() if key != "attention_factor" or key in stand}
     if by_layer:
-        said = {key: value for key, value in said.items() if key.count(".") > 1 or not key.startswith(TABLES_OF_ROPE)}
+        paths = {key: value for key, value in paths.items() if key.count(".") > 1 or not key.startswith(TABLES_OF_ROPE)}
     words = {word: value for word, value in (tables[turned] or {}).items() if word in ROPE_KEYS["default"].keys}
     words |= {"rope_type": "default", **scaling}
     words["type"] = words["rope_type"]
@@ -617,11 +617,11 @@ def _of_tables(pair: Pair) -> Iterator[Fact]:
     wants |= dict(_leaves({key: value for key, value in written.items() if key in tables}))
     wants |= {f"{turned}.rope_theta": out.config.rope_theta}
     alike = str(scaling.get("rope_type")) in ROPE_KEYS and not by_layer
-    told = [table for table in TABLES_OF_ROPE if alike and tables[table]]
-    each = {f"{table}.{word}": value for table in told for word, value in scaling.items()}
-    wants |= each | {key: value for key, value in said.items() if value is not None}
-    there = ours.keys() | said.keys() | each.keys()
-    yield from held(ours, {key: wants.get(key) for key in there}, CONFIG_NAME)
+    named = [table for table in TABLES_OF_ROPE if alike and tables[table]]
+    each = {f"{table}.{word}": value for table in named for word, value in scaling.items()}
+    wants |= each | {key: value for key, value in paths.items() if value is not None}
+    there = ours.keys() | paths.keys() | each.keys()
+    yield from unlike(ours, {key: wants.get(key) for key in there}, CONFIG_NAME)
 
 
 def _leaves(tables: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -639,7 +639,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     Every part says what the source's says, but for keys that the engine's row of the tower has. What stands there
     besides is a hyper-parameter, which readers compare, a constant, or what the source's class takes.
     """
-    out, source, mine, meant, engine = pair.out, pair.source, pair.whole, pair.wholes, pair.of_tower
+    out, source, document, meant, engine = pair.out, pair.source, pair.whole, pair.wholes, pair.of_tower
     assert out.tower is not None
     assert source.tower is not None
     text, tower, config = pair.family, tower_family(out.tower.family), source.config
@@ -653,61 +653,61 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     free |= pair.lengths
     says, only = (dict(engine.says), engine.only) if engine is not None else ({}, {})
     scope = source.tower.parameters
-    told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
-    unread = {f"{pair.text}.{_CLASSES}", *(says.keys() - told.keys())}
+    by_path = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
+    unread = {f"{pair.text}.{_CLASSES}", *(says.keys() - by_path.keys())}
     overruled = {text.partition(",")[0] for text in config.overruled} if config is not None else set()
     classes = [str(one.get(_CLASS)) for one in (meant, meant.get(pair.text, {}))]
     untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
     foreign = unread_by(CONSUMERS.get(source.format), text.parameters.values())
     follow = [row for row in text.parameters.values() if row.value is not None]
-    follows = dict(said_by_rows(follow, scope_of(text, config), "hf")) if config is not None else {}
+    follows = dict(keyed_values(follow, scope_of(text, config), "hf")) if config is not None else {}
     there, of = {parse(name).pattern for name in out.tensors}, switches(text)
     biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
 
-    def unsaid(key: str, value: Any, theirs: Mapping[str, Any], of_text: bool) -> Iterator[Any]:
+    def unsaid(key: str, value: Any, expected: Mapping[str, Any], of_text: bool) -> Iterator[Any]:
         """Values of a key of which the source's part says nothing."""
         if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
-            same = theirs.get(TABLES_OF_ROPE[1]) or value
+            same = expected.get(TABLES_OF_ROPE[1]) or value
             kind = {word: it for word, it in value.items() if word in read}
             kind |= {"rope_type": same.get("type", "default"), **same, "type": value.get("rope_type")}
             yield {word: kind.get(word) for word in value}
         elif of_text and whole.get(key) is not None:
             yield whole[key]
         else:
-            yield from (default_of(theirs, key), constants.get(key))
+            yield from (default_of(expected, key), constants.get(key))
             yield from [value] if key in read or (key in kinds and kinds[key].is_neutral(value)) else ()
 
-    def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
+    def walk(ours: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> Iterator[Fact]:
         of_text = where in ("", f"{pair.text}.")  # other parts have words alike
-        for key in sorted((ours.keys() | theirs.keys()) - free):
+        for key in sorted((ours.keys() | expected.keys()) - free):
             value, place = ours.get(key), f"{where}{key}"
-            said = told.get(place, theirs.get(key))
+            wanted = by_path.get(place, expected.get(key))
             if key not in only.get(where.removesuffix("."), (key,)):
                 if key in ours:  # and the class stops at it
                     yield Fact(place, shown(value), None, CONFIG_NAME)
             elif place in unread:
                 continue
-            elif isinstance(value, dict) and isinstance(said, dict if key in TABLES_OF_ROPE else dict | None):
-                yield from walk(value, said or {}, f"{place}.")
-            elif key not in overruled and unequal(value, said):
+            elif isinstance(value, dict) and isinstance(wanted, dict if key in TABLES_OF_ROPE else dict | None):
+                yield from walk(value, wanted or {}, f"{place}.")
+            elif key not in overruled and unequal(value, wanted):
                 fits = (
-                    (True, (strictly(said),)),
+                    (True, (strictly(wanted),)),
                     (key == _CLASS, names),
                     (key in _TYPES, (None, whole.get(key), *floats)),  # no class of mlx-vlm reads a type
                     (of_text and key in untaken, (value,)),  # the source's class stops at it
                     (of_text and biased.get(key) is value is not None, (value,)),  # as tensors say
                     (of_text and key in follows, (follows.get(key),)),  # which is compared
                     (of_text and key in foreign, (None,)),
-                    (said is None and key not in (_CLASS, *_TYPES), unsaid(key, value, theirs, of_text)),
+                    (wanted is None and key not in (_CLASS, *_TYPES), unsaid(key, value, expected, of_text)),
                 )
                 if all(unequal(value, one) for may, values in fits if may for one in values):
-                    meant_here = whole.get(key) if said is None and of_text else said
+                    meant_here = whole.get(key) if wanted is None and of_text else wanted
                     yield Fact(place, shown(value), shown(meant_here), CONFIG_NAME)
 
-    at_top = mine.get(pair.text, {}) if engine is not None and engine.at_top else {}
-    kept = {_CLASS, *tower.in_huggingface.tokens} & meant.keys()
-    at_top = {key: value for key, value in at_top.items() if key not in kept}  # the text part's, whatever stood there
-    yield from walk(mine, {**meant, **at_top}, "")
+    at_top = document.get(pair.text, {}) if engine is not None and engine.at_top else {}
+    carried = {_CLASS, *tower.in_huggingface.tokens} & meant.keys()
+    at_top = {key: value for key, value in at_top.items() if key not in carried}  # the text part's own
+    yield from walk(document, {**meant, **at_top}, "")
 
 
 def _of_own_defaults(pair: Pair) -> Iterator[Fact]:
@@ -715,15 +715,15 @@ def _of_own_defaults(pair: Pair) -> Iterator[Fact]:
     engine, config, text = pair.of_tower, pair.source.config, pair.family
     if engine is None or config is None:
         return
-    each = [row for row in told_rows(text) if row.name != "context"]
-    asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
-    wanted = dict(said_by_rows(each, scope_of(text, config), "hf"))
-    wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
+    each = [row for row in config_rows(text) if row.name != "context"]
+    read_keys = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
+    wanted = dict(keyed_values(each, scope_of(text, config), "hf"))
+    wanted = {key: value for key, value in wanted.items() if key in read_keys and value is not None}
     tied = "output.weight" not in pair.out.tensors
     wanted |= {_TIED: tied} if _TIED in document_words(text, "tied") else {}
     for key, value in wanted.items():
-        if key not in pair.mine or (key == _TIED and tied and pair.mine[key] is not True):
-            yield Fact(f"{pair.text}.{key}".lstrip("."), shown(pair.mine.get(key)), shown(value), CONFIG_NAME)
+        if key not in pair.output or (key == _TIED and tied and pair.output[key] is not True):
+            yield Fact(f"{pair.text}.{key}".lstrip("."), shown(pair.output.get(key)), shown(value), CONFIG_NAME)
     for path in engine.says:
         table, _, key = path.rpartition(".")
         if key not in ((pair.whole.get(table) or {}) if table else pair.whole):
@@ -754,15 +754,15 @@ def _of_files(pair: Pair) -> Iterator[Fact]:
         yield from _of_index(out, source, out.shard_index.name)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
         yield from _of_extractor(out, source)
-    ours, theirs = beside(out), beside(source) if not pair.typed else {}
-    for name in (name for name in theirs if re.fullmatch(CARRIED, name)):
+    ours, expected = beside(out), beside(source) if not pair.typed else {}
+    for name in (name for name in expected if re.fullmatch(CARRIED, name)):
         if name not in ours:
-            if name in _REQUIRED and out.path.is_dir() and not is_asked(name, options):
+            if name in _REQUIRED and out.path.is_dir() and not is_edited(name, options):
                 yield Fact(name, None, "one")
-        elif any(mine != meant for mine, meant in zip_longest(pieces(ours[name]), pieces(theirs[name]))):
+        elif any(found != meant for found, meant in zip_longest(pieces(ours[name]), pieces(expected[name]))):
             whole = ["chat_template"] if name == "chat_template.jinja" else []
-            for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
-                if not any(is_asked(word, options) for word in (*_tables_of(fact.key), *whole)):
+            for fact in of_files(name, read_whole(ours[name]), read_whole(expected[name]), ours[name]):
+                if not any(is_edited(word, options) for word in (*_tables_of(fact.key), *whole)):
                     yield fact
 
 
@@ -772,9 +772,9 @@ def _of_index(out: TensorIndex, source: TensorIndex, name: str) -> Iterator[Fact
     No loader asks for the size, and a copy may say what its source says (DeepSeek V3: half of it).
     """
     document = json.loads(read_whole(out.path if out.shard_index is None else out.shard_index))
-    said, size = _total_of(out), sum(stored.extent.nbytes for stored in out.stored)
-    if said not in (None, _total_of(source), size):
-        yield Fact("metadata.total_size", shown(said), shown(size), name)
+    stated, size = _total_of(out), sum(stored.extent.nbytes for stored in out.stored)
+    if stated not in (None, _total_of(source), size):
+        yield Fact("metadata.total_size", shown(stated), shown(size), name)
     for stored in out.stored:
         place = document["weight_map"].get(stored.name)
         if place != stored.extent.path.name:
@@ -785,8 +785,8 @@ def _of_extractor(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """Faults of the document about the sound that a model hears."""
     assert source.config is not None
     path = beside(out).get(_EXTRACTOR)
-    mine = json.loads(read_whole(path)) if path is not None else {}
-    yield from held(mine, {**needed()["extractor"], "feature_size": source.config.scope["mels"]}, _EXTRACTOR)
+    document = json.loads(read_whole(path)) if path is not None else {}
+    yield from unlike(document, {**needed()["extractor"], "feature_size": source.config.scope["mels"]}, _EXTRACTOR)
 
 
 def _total_of(index: TensorIndex) -> Any:
@@ -807,20 +807,20 @@ def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def told_rows(family: Family) -> list[Parameter]:
+def config_rows(family: Family) -> list[Parameter]:
     """Parameters that no tensor of the model says."""
     by_tensors = {"tied", *switches(family)}
     return [row for row in family.parameters.values() if row.name not in by_tensors]
 
 
-def said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: str) -> Iterator[tuple[str, Any]]:
+def keyed_values(rows: Iterable[Parameter], values: Mapping[str, Any], format: str) -> Iterator[tuple[str, Any]]:
     """Keys of a format, and what rows of a family make of parameters."""
     for row in rows:
         for cell in row.key_cells(format):
             with suppress(ExpressionError):
                 if cell.alias or (cell.when is not None and not cell.when.value(with_value("stated", [], values))):
                     continue
-                value, words = values[row.name], {theirs: own for own, theirs in cell.words.items()}
+                value, words = values[row.name], {word: own for own, word in cell.words.items()}
                 if isinstance(value, list | tuple):
                     value = [words.get(item, item) if isinstance(item, str) else item for item in value]
                 elif isinstance(value, str):

@@ -48,15 +48,15 @@ from ckconv.verification.content import (
     content_of_index,
     file_type_faults,
     general_faults,
-    held,
     is_named,
     needed,
     plain_types,
     read_whole,
     shown,
     unequal,
+    unlike,
 )
-from ckconv.verification.documents import document_faults, is_asked, said_by_rows, strictly, unasked_differences
+from ckconv.verification.documents import document_faults, is_edited, keyed_values, strictly, unasked_differences
 from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
@@ -75,7 +75,7 @@ _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|siz
 _OF_FILES = _PARTS, _QUANTIZED = "split.", "quantize."
 
 #: Bytes that llama.cpp keeps of a text about an importance matrix (``llama_model_kv_override``).
-_KEPT = 127
+_MAX_BYTES = 127
 
 #: Keys that a copy may have besides: flags with the values that llama.cpp takes without them.
 _IMPLIED = r"tokenizer\.ggml\.add_"
@@ -85,7 +85,7 @@ _OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
 
 #: Documents beside config.json whose keys are set by their names, and the key of a template, which has a file.
 _TEMPLATE = "chat_template"
-_ASKED = (GENERATION, SETTINGS)
+_EDITED_FILES = (GENERATION, SETTINGS)
 
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
@@ -107,16 +107,16 @@ def faults_of(
         options: of the conversion: what somebody asked to be another is.
         content: reads the output's metadata and documents.
     """
-    said = set[str]()
-    unasked = (fact for fact in _faults_of(out, source, options, content) if not _is_asked(fact, options))
-    for fact in chain(_of_asked(out, source, options), unasked):
-        if fact.name not in said:
-            said.add(fact.name)
+    seen = set[str]()
+    unasked = (fact for fact in _faults_of(out, source, options, content) if not _is_edited(fact, options))
+    for fact in chain(_of_edits(out, source, options), unasked):
+        if fact.name not in seen:
+            seen.add(fact.name)
             yield fact
 
 
-def _is_asked(fact: Fact, options: Options) -> bool:
-    return is_asked(fact.key.partition("[")[0].removeprefix(DOCUMENT), options)
+def _is_edited(fact: Fact, options: Options) -> bool:
+    return is_edited(fact.key.partition("[")[0].removeprefix(DOCUMENT), options)
 
 
 def _faults_of(
@@ -145,8 +145,8 @@ def _faults_of(
         elif edited and out.metadata_kind is MetadataKind.DOCUMENT:
             yield from document_faults(out, source, options)
         elif out.metadata_kind is not MetadataKind.OWN:
-            mine = f"not read ({out.misfit.message})" if out.misfit else "not known"
-            yield Fact("the architecture", mine, repr(source.config.family))
+            found = f"not read ({out.misfit.message})" if out.misfit else "not known"
+            yield Fact("the architecture", found, repr(source.config.family))
         return
     yield from _context(out, source, options)
     if out.metadata_kind is MetadataKind.TYPED:
@@ -163,16 +163,16 @@ def _faults_of(
 
 def _of_pooling(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """The fault of an output that makes another embedding of a text."""
-    said = stored_value(out, f"{out.architecture}.{_POOLS}")
-    if said == _RANKS:  # by a head, whatever stands beside it
+    stored = stored_value(out, f"{out.architecture}.{_POOLS}")
+    if stored == _RANKS:  # by a head, whatever stands beside it
         return
-    mine, meant = said or _pooling(out), _pooling(source)
+    found, meant = stored or _pooling(out), _pooling(source)
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
         alone = source.metadata_kind is not MetadataKind.TYPED and key not in _own_keys(out)  # some always pool alike
-        if (meant or alone) and mine != meant:
-            yield Fact(key, str(mine) if mine else None, str(meant) if meant else None)
+        if (meant or alone) and found != meant:
+            yield Fact(key, str(found) if found else None, str(meant) if meant else None)
 
 
 def _pooling(index: TensorIndex) -> int:
@@ -182,8 +182,8 @@ def _pooling(index: TensorIndex) -> int:
     """
     table = {int(number): words for number, words in needed()["pooling"].items()}
     if index.metadata_kind is MetadataKind.TYPED:
-        said = stored_value(index, f"{index.architecture}.{_POOLS}")
-        return said if said in table else 0
+        stored = stored_value(index, f"{index.architecture}.{_POOLS}")
+        return stored if stored in table else 0
     files = beside(index)
     modules = json.loads(read_whole(files[_MODULES])) if _MODULES in files else []
     types = [module for module in modules if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling")]
@@ -233,57 +233,57 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 
 
 #: Key, document, what is said in each of its tables, and whether one of these is what was asked for.
-_Asked = tuple[str, str, Mapping[str, Any], Callable[[Any], bool]]
+_EditTarget = tuple[str, str, Mapping[str, Any], Callable[[Any], bool]]
 
 
-def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+def _of_edits(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """Faults of keys that were set, and say something else or nothing."""
     copied = out.metadata_kind is MetadataKind.DOCUMENT and out.format == source.format
     text = text_key(document_of(out.metadata)) if copied else ""
     own = {f"{part}.{table}".strip(".") for part in ("", text) for table in ("", *TABLES_OF_ROPE)}
-    for asked, value in dict(options.set_meta).items():
-        if is_named((asked,), options.drop_meta):  # which are left out of what was set
+    for edited, value in dict(options.set_meta).items():
+        if is_named((edited,), options.drop_meta):  # which are left out of what was set
             continue
-        for key, file, found, fits in _asked_of(out, asked, value):
+        for key, file, found, fits in _edit_targets(out, edited, value):
             wrong = {} if any(map(fits, found.values())) else found or {"": None}
             if copied and file == CONFIG_NAME and not wrong:  # every other table says what it did, or is set, too
                 before = dict(_at(document_of(source.metadata), key))
                 set_there = [before.get(place) for place in own & found.keys() if fits(found[place])]
                 alike = own & found.keys() if "." not in key else ()  # a path is of one place
                 stale = {place for place in alike if before.get(place) in set_there}
-                others = ((place, said) for place, said in found.items() if not fits(said))
-                wrong = {place: said for place, said in others if place in stale or unequal(said, before.get(place))}
-            for said in [*wrong.values()][:1]:
-                yield Fact(key, shown(said), value, file)
+                others = ((place, now) for place, now in found.items() if not fits(now))
+                wrong = {place: now for place, now in others if place in stale or unequal(now, before.get(place))}
+            for now in [*wrong.values()][:1]:
+                yield Fact(key, shown(now), value, file)
 
 
-def _asked_of(out: TensorIndex, asked: str, text: str) -> Iterator[_Asked]:
+def _edit_targets(out: TensorIndex, edited: str, text: str) -> Iterator[_EditTarget]:
     """Places of a key that was set, and what fits there."""
-    file, _, path = asked.rpartition(":")
-    role, found = re.sub("_token(_id)?$", "", asked), out.metadata
-    header = f"{METADATA}.{asked.removeprefix(f'{METADATA}.')}"
+    file, _, path = edited.rpartition(":")
+    role, found = re.sub("_token(_id)?$", "", edited), out.metadata
+    header = f"{METADATA}.{edited.removeprefix(f'{METADATA}.')}"
     if out.metadata_kind is MetadataKind.TYPED:
-        roles = f"tokenizer.ggml.{ALL_ROLES.get(role, role)}_token_id" if role != asked else ""
-        key = next((key for key in (asked, roles, f"tokenizer.{asked}") if key in found), asked)
+        roles = f"tokenizer.ggml.{ALL_ROLES.get(role, role)}_token_id" if role != edited else ""
+        key = next((key for key in (edited, roles, f"tokenizer.{edited}") if key in found), edited)
         if key in found or out.tower is None:  # a tower has keys of its own
-            yield key, "", {"": stored_value(out, key)} if key in found else {}, lambda _: _is_said(out, key, text)
+            yield key, "", {"": stored_value(out, key)} if key in found else {}, lambda _: _has_value(out, key, text)
         return
     if out.metadata_kind is not MetadataKind.DOCUMENT:
         return
-    if header in found or header == asked:
-        yield header, "", {"": stored_value(out, header)}, lambda said: said == text
+    if header in found or header == edited:
+        yield header, "", {"": stored_value(out, header)}, lambda now: now == text
         return
     files = beside(out)
-    documents = {name: json.loads(read_whole(files[name])) for name in _ASKED if name in files}
+    documents = {name: json.loads(read_whole(files[name])) for name in _EDITED_FILES if name in files}
     documents[CONFIG_NAME] = document_of(found)
-    if asked == _TEMPLATE:
-        yield _TEMPLATE, "", {"": templates_of(files).get("default")}, lambda said: said == _lines(text)
-    elif asked.endswith("_token") and role in ALL_ROLES and SETTINGS in documents:
-        said, words = documents[SETTINGS].get(asked), tokens_of(out)
-        yield asked, SETTINGS, {"": said.get("content") if isinstance(said, dict) else said}, lambda one: one == text
+    if edited == _TEMPLATE:
+        yield _TEMPLATE, "", {"": templates_of(files).get("default")}, lambda now: now == _lines(text)
+    elif edited.endswith("_token") and role in ALL_ROLES and SETTINGS in documents:
+        now, words = documents[SETTINGS].get(edited), tokens_of(out)
+        yield edited, SETTINGS, {"": now.get("content") if isinstance(now, dict) else now}, lambda one: one == text
         for name in (CONFIG_NAME, GENERATION):
-            if numbers := dict(_at(documents.get(name), f"{asked}_id")):
-                yield f"{asked}_id", name, numbers, lambda number: words.get(number) == text
+            if numbers := dict(_at(documents.get(name), f"{edited}_id")):
+                yield f"{edited}_id", name, numbers, lambda number: words.get(number) == text
     else:
         path = path.removeprefix(f"{PART}.")  # which readers open
         there = {name: dict(_at(document, path)) for name, document in documents.items() if name == (file or name)}
@@ -295,20 +295,20 @@ def _lines(text: str) -> str:
     return re.sub(r"\r\n?", "\n", text.encode("utf-8", "replace").decode())
 
 
-def _is_said(out: TensorIndex, key: str, text: str) -> bool:
+def _has_value(out: TensorIndex, key: str, text: str) -> bool:
     """Whether a key of a GGUF has the value that a text is, in its type."""
-    kind, said = out.metadata[key].type, stored_value(out, key)
+    kind, stored = out.metadata[key].type, stored_value(out, key)
     text, words = text.removeprefix(f"{kind}:"), stored_value(out, TOKENS) if key.endswith("_token_id") else None
-    if words and isinstance(said, int) and said < len(words) and words[said] == text:  # a token by its text
+    if words and isinstance(stored, int) and stored < len(words) and words[stored] == text:  # a token by its text
         return True
     with suppress(ValueError, OverflowError):
         if kind == "str":
-            return bool(said == text)
+            return bool(stored == text)
         meant = json.loads(text)
         if kind in ("f32", "arr[f32]"):
-            return not np.any(np.asarray(said, "<f4").view("<u4") != np.asarray(meant, "<f4").view("<u4"))
-        return not unequal(said, meant) and isinstance(said, bool) == isinstance(meant, bool)
-    return bool(kind == "arr[str]" and said == [item.strip() for item in text.split(",") if item.strip()])
+            return not np.any(np.asarray(stored, "<f4").view("<u4") != np.asarray(meant, "<f4").view("<u4"))
+        return not unequal(stored, meant) and isinstance(stored, bool) == isinstance(meant, bool)
+    return bool(kind == "arr[str]" and stored == [item.strip() for item in text.split(",") if item.strip()])
 
 
 def _at(document: Any, path: str, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -351,10 +351,10 @@ def _weighed(options: Options) -> dict[str, Any]:
     if options.imatrix is None:
         return {}
     found = read_imatrix(options.imatrix)
-    said = {"file": options.imatrix.name, "dataset": found.dataset}
-    said = {key: text.encode(errors="replace")[:_KEPT].decode(errors="ignore") for key, text in said.items()}
+    labels = {"file": options.imatrix.name, "dataset": found.dataset}
+    labels = {key: text.encode(errors="replace")[:_MAX_BYTES].decode(errors="ignore") for key, text in labels.items()}
     counts = {"entries_count": len(found.matrices), "chunks_count": found.chunks}
-    return {f"{_QUANTIZED}imatrix.{key}": value for key, value in (said | counts).items() if value}
+    return {f"{_QUANTIZED}imatrix.{key}": value for key, value in (labels | counts).items() if value}
 
 
 def _of_quantizing(index: TensorIndex) -> dict[str, Any]:
@@ -363,30 +363,30 @@ def _of_quantizing(index: TensorIndex) -> dict[str, Any]:
 
 def _still_weighed(out: TensorIndex, source: TensorIndex, options: Options) -> dict[str, Any]:
     """Keys on blocks, without those on a matrix that no block is weighed by."""
-    there, said = {one.name: one.dtype for one in source.stored}, _of_quantizing(source)
+    there, recorded = {one.name: one.dtype for one in source.stored}, _of_quantizing(source)
     types = {(there[one.name], one.dtype) for one in out.stored if one.name in there}
-    kept = all(was is now for was, now in types) or any(was is now and now.block > 1 for was, now in types)
-    gone = options.imatrix is not None or not kept
-    return {key: value for key, value in said.items() if not (gone and key.startswith(f"{_QUANTIZED}imatrix."))}
+    unchanged = all(was is now for was, now in types) or any(was is now and now.block > 1 for was, now in types)
+    gone = options.imatrix is not None or not unchanged
+    return {key: value for key, value in recorded.items() if not (gone and key.startswith(f"{_QUANTIZED}imatrix."))}
 
 
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     taken = taken_by_default(out)
-    yield from held(_of_quantizing(out), _still_weighed(out, source, options) | _weighed(options))
+    yield from unlike(_of_quantizing(out), _still_weighed(out, source, options) | _weighed(options))
     if source.metadata_kind is not MetadataKind.TYPED:
         yield from (
             Fact(key, None, "one") for key in dict.fromkeys(_needed_keys(out, source)) if key not in out.metadata
         )
         rows = out.tensors["token_embedding.weight"].shape[0] if "token_embedding.weight" in out.tensors else None
         sizes = {f"{out.architecture}.vocab_size": rows, **dict(_sizes_of_a_head(out, source))}
-        yield from held({key: stored_value(out, key) for key in sizes}, sizes, other=_are_other_numbers)
+        yield from unlike({key: stored_value(out, key) for key in sizes}, sizes, other=_are_other_numbers)
         assert out.config is not None
         own, known = _own_keys(out), known_types(out.architecture, out.config.family)
-        said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
+        pattern = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
         for key in sorted(out.metadata.keys() - {key for key in out.metadata if key.startswith(_OF_FILES)}):
             kind, kinds = out.metadata[key].type, types_of(key, known)
             of_model = key.startswith(f"{out.architecture}.")
-            stray = re.match(said, key) if of_model else not kinds or is_named((key,), needed()["strays"]["never"])
+            stray = re.match(pattern, key) if of_model else not kinds or is_named((key,), needed()["strays"]["never"])
             if stray and key not in own and taken.get(key) != (kind, stored_value(out, key)):
                 yield Fact(key, shown(stored_value(out, key)), None)
             elif kinds and kind not in kinds and not kind.startswith("arr["):  # llama.cpp stops at another type
@@ -394,7 +394,7 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         if source.metadata_kind is MetadataKind.OWN:  # its words are not how a text is cut
             ours = {key: stored_value(out, key) for key in out.metadata if key.startswith("tokenizer.")}
             template = source.metadata.get(_TEMPLATE) or None
-            yield from held(ours, {"tokenizer.ggml.model": "no_vocab", f"tokenizer.{_TEMPLATE}": template})
+            yield from unlike(ours, {"tokenizer.ggml.model": "no_vocab", f"tokenizer.{_TEMPLATE}": template})
         return
     behind = any(name.startswith("dense_") for name in source.tensors.keys() - out.tensors.keys())
     for key in (*source.metadata, *sorted(out.metadata.keys() - source.metadata.keys())):
@@ -412,17 +412,17 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
             if not implied and found != default:
                 yield Fact(key, _typed(*found), _typed(*default) if default else None)
         elif _stored(out, key) != _stored(source, key):
-            ours, theirs = stored_value(out, key), stored_value(source, key)
-            if ours != theirs:
-                yield first_difference(key, ours, theirs)
+            ours, expected = stored_value(out, key), stored_value(source, key)
+            if ours != expected:
+                yield first_difference(key, ours, expected)
 
 
 def _typed(kind: str, value: Any) -> str:
     return f"{shown(value)} ({kind})"
 
 
-def _are_other_numbers(mine: Any, meant: Any) -> bool:
-    return type(mine) is type(meant) is int and mine != meant
+def _are_other_numbers(found: Any, meant: Any) -> bool:
+    return type(found) is type(meant) is int and found != meant
 
 
 def taken_by_default(index: TensorIndex) -> dict[str, tuple[str, Any]]:
@@ -435,8 +435,8 @@ def taken_by_default(index: TensorIndex) -> dict[str, tuple[str, Any]]:
     architecture = index.architecture
     taken: dict[str, tuple[str, Any]] = {f"{architecture}.rope.freq_base": ("f32", 10000.0)}
     if guessed := plain_types(index):  # by the types of tensors (llama_model_loader)
-        said = stored_value(index, FILE_TYPE)
-        taken[FILE_TYPE] = ("u32", said if said in guessed else min(guessed))
+        stored = stored_value(index, FILE_TYPE)
+        taken[FILE_TYPE] = ("u32", stored if stored in guessed else min(guessed))
     width = stored_value(index, f"{architecture}.embedding_length")
     heads = stored_value(index, f"{architecture}.attention.head_count")
     if type(width) is int and type(heads) is int and heads > 0:
@@ -504,8 +504,8 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
             key = cells[0].key
             yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
     for key in table["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
-        said = family.metadata.keys.get(key)
-        same = said.same_as if said else None
+        entry = family.metadata.keys.get(key)
+        same = entry.same_as if entry else None
         size = same.value(scope) if same and same.names <= scope.keys() else sizes.get(key)
         if isinstance(size, int) and isinstance(scope["heads"], int) and size * scope["heads"] != scope["hidden"]:
             yield f"{architecture}.{key}"
@@ -563,11 +563,11 @@ def _of_new_engine_file(out: TensorIndex, options: Options, content: Callable[[]
     for key in table["later"]:
         if document.get(key) is not None:
             yield Fact(key, shown(document[key]), None, file)
-    releases, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["release"]
+    releases, release = document.get("config", {}).get("ckconv_engines"), options.engine or table["release"]
     named_types = options.dtype != "engine" or options.quantize  # which another release may compute
     known = isinstance(releases, list) and {*releases} <= {*table["releases"]}
-    if document and not options.trainable and not (known and (not releases or asked in releases or named_types)):
-        yield Fact("config.ckconv_engines", shown(releases), shown([asked]), file)
+    if document and not options.trainable and not (known and (not releases or release in releases or named_types)):
+        yield Fact("config.ckconv_engines", shown(releases), shown([release]), file)
 
 
 # -- Keys of a GGUF that was made of a checkpoint ----------------------------------------------------------------------
@@ -575,24 +575,24 @@ def _of_new_engine_file(out: TensorIndex, options: Options, content: Callable[[]
 
 def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
     """Faults of a tower's numbers, for which its family has keys."""
-    said = said_by_rows(tower_family(tower.family).parameters.values(), tower.parameters, "gguf")
-    meant = {full_key(out.architecture, key): value for key, value in said if value is not None}
+    items = keyed_values(tower_family(tower.family).parameters.values(), tower.parameters, "gguf")
+    meant = {full_key(out.architecture, key): value for key, value in items if value is not None}
     own = meant.keys() | {key for key in out.metadata if not key.startswith(("general.", _PARTS))}
-    yield from held({key: stored_value(out, key) for key in own}, meant, other=_other)
+    yield from unlike({key: stored_value(out, key) for key in own}, meant, other=_other)
 
 
 def diffusion_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """Faults of the keys of a model that diffuses, which has few of them."""
-    apart = (FILE_TYPE, ORIGINAL_SHAPE, _PARTS)  # shapes are compared
-    mine = {key: stored_value(out, key) for key in out.metadata if not key.startswith(apart)}
-    yield from held(mine, {"general.architecture": source.architecture, VERSION_KEY: needed()["general"]["version"]})
+    skipped = (FILE_TYPE, ORIGINAL_SHAPE, _PARTS)  # shapes are compared
+    found = {key: stored_value(out, key) for key in out.metadata if not key.startswith(skipped)}
+    yield from unlike(found, {"general.architecture": source.architecture, VERSION_KEY: needed()["general"]["version"]})
     yield from file_type_faults(out, options)
 
 
-def _other(mine: Any, meant: Any) -> bool:
-    if isinstance(mine, list | tuple) and isinstance(meant, list | tuple):
-        return len(mine) != len(meant) or any(map(differ, mine, meant))
-    return differ(mine, meant)
+def _other(found: Any, meant: Any) -> bool:
+    if isinstance(found, list | tuple) and isinstance(meant, list | tuple):
+        return len(found) != len(meant) or any(map(differ, found, meant))
+    return differ(found, meant)
 
 
 # -- Adapters: a copy says what its source does, one for another program what ``needed.toml`` has, and what follows ----
@@ -608,35 +608,35 @@ def adapter_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """Everything that an adapter says otherwise than its source."""
     assert source.adapter is not None
     typed = out.metadata_kind is MetadataKind.TYPED
-    file, mine = "" if typed else ADAPTER_CONFIG, _said_of(out)
+    file, found = "" if typed else ADAPTER_CONFIG, _stated_by(out)
     heads = _head_counts(source, out.architecture) if typed else {}
     copied = out.format == source.format and bool(source.metadata)  # not of a task within a checkpoint
-    meant = {**(_said_of(source) if copied else _made(out, source)), **heads}
+    meant = {**(_stated_by(source) if copied else _made(out, source)), **heads}
     counted = tuple(key.format(arch=out.architecture) for key in HEAD_KEYS.values())
     free = counted if copied else tuple(needed()["adapters"][out.format]["numbers"])
-    for key in sorted(mine.keys() | meant.keys()):
+    for key in sorted(found.keys() | meant.keys()):
         if key not in meant:
             if key not in free:
-                yield Fact(key, shown(mine[key]), None, file)
-        elif key not in mine:
+                yield Fact(key, shown(found[key]), None, file)
+        elif key not in found:
             yield Fact(key, None, shown(meant[key]) or "null", file)
-        elif type(mine[key]) is not type(meant[key]) or unequal(mine[key], meant[key]):
-            yield Fact(key, shown(mine[key]), shown(meant[key]), file)
+        elif type(found[key]) is not type(meant[key]) or unequal(found[key], meant[key]):
+            yield Fact(key, shown(found[key]), shown(meant[key]), file)
     for key in () if copied or typed else free:
-        if key not in mine:
+        if key not in found:
             yield Fact(key, None, "one", file)
 
 
-def _said_of(index: TensorIndex) -> dict[str, Any]:
+def _stated_by(index: TensorIndex) -> dict[str, Any]:
     """Keys of a header, or of a configuration with inner ones of MLX."""
     if index.metadata_kind is MetadataKind.TYPED:
         return {key: stored_value(index, key) for key in index.metadata}
-    said = document_of(index.metadata)
-    inner = said.get("lora_parameters")
+    document = document_of(index.metadata)
+    inner = document.get("lora_parameters")
     if isinstance(inner, dict):
-        said |= {f"lora_parameters.{key}": value for key, value in inner.items()}
-        del said["lora_parameters"]
-    return said
+        document |= {f"lora_parameters.{key}": value for key, value in inner.items()}
+        del document["lora_parameters"]
+    return document
 
 
 def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
@@ -645,10 +645,10 @@ def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
 
     adapter = source.adapter
     assert adapter is not None
-    name, base, said = adapter.base_name, adapter.base, document_of(out.metadata)
+    name, base, document = adapter.base_name, adapter.base, document_of(out.metadata)
     weighed = any(Role.MAGNITUDE in module.roles for module in adapter.modules.values())
     paths = {re.sub(_ENDING, "", stored.name.removeprefix(PEFT_PREFIX)) for stored in out.stored}
-    parameters = said.get("target_parameters")
+    parameters = document.get("target_parameters")
     if isinstance(parameters, list):  # the paths are those of their modules, one inside the other where there are two
         parents = [str(path).rpartition(".")[0] for path in parameters]
         inside = {parent + _INNER * number for parent in parents for number in range(parents.count(parent))}

@@ -37,7 +37,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families import canonical, schema, towers
-from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
+from ckconv.families.catalog import FAMILIES, bracketed_of, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, Progress, head_is_embedding, paired_runs, runs
@@ -76,11 +76,11 @@ def wrong_rows(
     if importance is None or len(importance) == 1:
         tensor, source = _in_stored_order(tensor, source)
     both = SideBySide(lambda files: (RowReader(tensor, files), RowReader(source, files)), files)
-    mine, theirs = both.first
-    if mine.dtype is not tensor.dtype:
-        conversion = conversion._replace(target=mine.dtype)
-    held = _Rows(tensor, source, theirs.left(conversion), importance, tiles, mine, files)
-    alone = is_in_steps(held.conversion)
+    reader, of_source = both.first
+    if reader.dtype is not tensor.dtype:
+        conversion = conversion._replace(target=reader.dtype)
+    comparison = _Rows(tensor, source, of_source.left(conversion), importance, tiles, reader, files)
+    alone = is_in_steps(comparison.conversion)
     wrong: list[int] = []
     rounded = 0
 
@@ -92,16 +92,16 @@ def wrong_rows(
 
     def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], _Found]]:
         for start, stop in row_ranges(
-            _broader(mine, theirs, conversion), max(mine.row_bytes, theirs.row_bytes), held.conversion
+            _broader(reader, of_source, conversion), max(reader.row_bytes, of_source.row_bytes), comparison.conversion
         ):
             again = [(start, stop)]
-            if (found := held.handed_over(start, stop)) is not None:
+            if (found := comparison.handed_over(start, stop)) is not None:
                 note(found)
-                again = [*held.twice(start, stop)]
+                again = [*comparison.twice(start, stop)]
             for array in () if alone or not again else (*tensor.arrays, *source.arrays):  # threads read what is there
-                until = stop * mine.row_bytes if held.in_order and array is tensor else array.nbytes
+                until = stop * reader.row_bytes if comparison.in_order and array is tensor else array.nbytes
                 files.wait_for(array.extents, 0, until)
-            yield from (partial(held.converted, start=one, stop=other) for one, other in again)
+            yield from (partial(comparison.converted, start=one, stop=other) for one, other in again)
 
     with closing(both.each(pieces(), alone=alone)) as results:
         for found in results:
@@ -140,12 +140,12 @@ class _Rows:
         conversion: Conversion,
         importance: Floats | None,
         tiles: Tiles | None,
-        mine: RowReader,
+        reader: RowReader,
         files: Files,
     ) -> None:
         self._tensor, self._source, self.conversion = tensor, source, conversion
-        self._importance, self._mine, self._files = importance, mine, files
-        as_stored = tensor.as_stored and mine.dtype is tensor.dtype
+        self._importance, self._reader, self._files = importance, reader, files
+        as_stored = tensor.as_stored and reader.dtype is tensor.dtype
         self.in_order = as_stored and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
         self._tiles = tiles if as_stored and is_handed_over(source, conversion) else None
         self._each = max(1, tensor.layout.rows // (len(importance) if importance is not None else 1))
@@ -157,8 +157,8 @@ class _Rows:
         """
         if self._tiles is None:
             return None
-        tensor, mine, conversion = self._tensor, self._mine, self.conversion
-        begin, end = start * mine.row_bytes, min(stop * mine.row_bytes, tensor.nbytes)
+        tensor, reader, conversion = self._tensor, self._reader, self.conversion
+        begin, end = start * reader.row_bytes, min(stop * reader.row_bytes, tensor.nbytes)
         self._files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
         tiles = [self._tiles.take(self._source, conversion, *cut) for cut in self._by_expert(start, stop)]
         found = [tile for tile in tiles if tile is not None]
@@ -167,17 +167,17 @@ class _Rows:
         made = _together(found)
         if self.in_order and not self._cannot_be(made[1]) and self._files.stores(tensor.extents, begin, made[0]):
             return _Found([], made[1], end - begin)
-        return self._compared(made, mine.rows(start, stop), start)
+        return self._compared(made, reader.rows(start, stop), start)
 
     def converted(self, readers: tuple[RowReader, RowReader], start: int, stop: int) -> _Found:
         """Against rows that are converted now, in any thread."""
-        mine, theirs = readers
-        rows, made = theirs.rows(start, stop), []
+        reader, of_source = readers
+        rows, made = of_source.rows(start, stop), []
         for one, other, importance in self._by_expert(start, stop):
             weighed = importance is not None and self.conversion.quantizes
             how = self.conversion._replace(quantizing=QuantSettings(importance)) if weighed else self.conversion
             made.append(how.apply(rows[one - start : other - start]))
-        return self._compared(_together(made), mine.rows(start, stop), start)
+        return self._compared(_together(made), reader.rows(start, stop), start)
 
     def twice(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """First rows of each expert between these, where rows are quantized."""
@@ -204,11 +204,11 @@ class _Rows:
         return _Found([start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes)
 
 
-def _broader(mine: RowReader, theirs: RowReader, conversion: Conversion) -> RowReader:
+def _broader(reader: RowReader, of_source: RowReader, conversion: Conversion) -> RowReader:
     """The reader whose pieces are taken."""
     if conversion.plane is not None:  # of one array, which is made of whole rows
-        return theirs
-    return mine if mine.piece >= theirs.piece else theirs
+        return of_source
+    return reader if reader.piece >= of_source.piece else of_source
 
 
 def _together(made: Sequence[tuple[Rows, int]]) -> tuple[Rows, int]:
@@ -439,7 +439,7 @@ class TensorComparison:
     zero_filled: int = 0
     _found: int = 0
     _ours: Mapping[str, Tensor] = field(init=False)
-    _theirs: Mapping[str, Tensor] = field(init=False)
+    _sources: Mapping[str, Tensor] = field(init=False)
     _arrays: dict[str, list[tuple[list[int], int]]] = field(default_factory=dict)
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
@@ -452,23 +452,23 @@ class TensorComparison:
             # An edited header says that it is another model.
             self.out, self.source = self.out.as_container, source.as_container
         self._embedded = {*_within_text(self.out), *(_within_text(self.source) if self.source is not None else ())}
-        self._ours, self._theirs = _every_tensor(self.out), _every_tensor(self.source) if self.source else {}
+        self._ours, self._sources = _every_tensor(self.out), _every_tensor(self.source) if self.source else {}
         if self.source is not None and self.source.format != self.out.format:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
-            self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
+            self._no_part = {key for key in _no_part(self.out) if key not in self._sources}
         if self.out.tower is not None:
             self._positions = towers.sinusoids_of(self.out.tower)
         if self.source is not None:
             # Rows of a head that is compared itself, which the source has in blocks.
-            self._derived = {key for key in rows_of_head(self.out) if key in self._ours and key not in self._theirs}
+            self._derived = {key for key in rows_of_head(self.out) if key in self._ours and key not in self._sources}
 
     def run(self) -> Compared:
         """Look at everything."""
         faults: list[Fault] = []
         order = {path: number for number, path in enumerate(self.out.files)}
-        for key, tensor, array, last in _by_place(self._ours, order, apart=self.tiles is not None):
+        for key, tensor, array, last in _by_place(self._ours, order, by_array=self.tiles is not None):
             if self.only is None or self.only(tensor):
-                self._told(tensor.name, 0)
+                self._report(tensor.name, 0)
                 if array is not None:
                     self._array(key, tensor, array)
                 place = _place(tensor.arrays, order)
@@ -494,13 +494,13 @@ class TensorComparison:
         )
         plainly = in_rows_of(tensor, source) is tensor and not quantized_order(source, tensor.dtype, tensor.layout)
         if plainly and is_handed_over(source, conversion):
-            told = partial(self._told, tensor.name)
-            found = wrong_rows(tensor.planes[array], source, conversion, self.files, told, tiles=self.tiles)
+            report = partial(self._report, tensor.name)
+            found = wrong_rows(tensor.planes[array], source, conversion, self.files, report, tiles=self.tiles)
             self._arrays.setdefault(key, []).append(found)
 
     def _source_of(self, key: str) -> Tensor | None:
         """The source's tensor of this name; none for a head that was left out."""
-        source = self._theirs.get(key)
+        source = self._sources.get(key)
         return None if source is not None and key == "output.weight" and self._may_be_left_out(source) else source
 
     def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
@@ -514,7 +514,7 @@ class TensorComparison:
         source = self._source_of(key)
         self._found += source is not None
         if source is None and key == "output.weight":  # a tied head that was given a tensor of its own
-            source, index = self._theirs.get("token_embedding.weight"), self.source
+            source, index = self._sources.get("token_embedding.weight"), self.source
             source = canonical.as_head(source, index.config) if source is not None and index is not None else None
         if source is not None and tensor.name in self._embedded and self._is_left_out(source, key):
             return
@@ -546,7 +546,7 @@ class TensorComparison:
         for name, pair in unasked_differences(self.out, self.source, self.options).items():
             if name not in chosen and not (pair[0] is None and self.left_out and self._by_shape(name)):
                 config = self.out.config
-                key = said_of(config, self.out.format)(name) if config is not None and name in config.own else ""
+                key = bracketed_of(config, self.out.format)(name) if config is not None and name in config.own else ""
                 yield Fault("verify.config", f"{name}{key} is {pair[0]}, {pair[1]} in the source", None)
 
     def _by_shape(self, name: str) -> bool:
@@ -558,7 +558,7 @@ class TensorComparison:
         """Source tensors that the output lacks, though no rule left them out."""
         if self.source is None:
             return
-        if self._found == len(self._theirs):  # every one was met
+        if self._found == len(self._sources):  # every one was met
             return
         # A rule leaves them out where tensors get other names.
         by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
@@ -568,7 +568,7 @@ class TensorComparison:
         if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
             directories = FAMILIES[self.source.config.family].in_huggingface.modules if self.source.config else ()
             there.update(directories)  # compared as files beside the model
-        for key, tensor in self._theirs.items():
+        for key, tensor in self._sources.items():
             if key in there or key in self._ours or tensor.source in by_rule or self._is_left_out(tensor, key):
                 continue
             kinds = ("llama3", "linear", "default") if key == ROPE_FREQUENCIES else ()
@@ -588,7 +588,7 @@ class TensorComparison:
         A tensor that a row of the family is about is not left out by the plan alone, but for an adapter's copies of the
         base model's tensors.
         """
-        named = key in self._theirs and not key.startswith("\0") and key not in self._embedded
+        named = key in self._sources and not key.startswith("\0") and key not in self._embedded
         named = named and not (self.out.adapter is not None and key.endswith(_COPIES))
         by_plan = not named and not {tensor.name, tensor.source}.isdisjoint(self.left_parts)
         return by_plan or self._may_be_left_out(tensor)
@@ -631,14 +631,14 @@ class TensorComparison:
         conversion = between(source, tensor, decoded=self.decodes is not None and self.decodes(source))
         alike = tensor.dtype is source.dtype and not conversion.shift and tensor.layout.same_bytes_as(source.layout)
         alike = alike and source.merge is None and not source.packed  # equal arrays may stand for other numbers
-        told = partial(self._told, tensor.name)
-        if alike and self.files.are_same(paired_runs(tensor, source), told):
+        report = partial(self._report, tensor.name)
+        if alike and self.files.are_same(paired_runs(tensor, source), report):
             return self._sampled(tensor, source, conversion)
         importance = self.importance.get(tensor.name)
         if arrays:
             wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), sum(n for _, n in arrays)
         else:
-            wrong, rounded = wrong_rows(tensor, source, conversion, self.files, told, importance, self.tiles)
+            wrong, rounded = wrong_rows(tensor, source, conversion, self.files, report, importance, self.tiles)
         decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantizer(tensor.dtype)
         if wrong and decoded:
             again, count = wrong_rows(tensor, source, of_values(conversion), self.files, lambda _: None, importance)
@@ -717,32 +717,32 @@ class TensorComparison:
 
     def _same_before(self, before: Tensor, source: TensorIndex) -> bool:
         """Whether elements that no tensor owns are zeros, or made of the source's."""
-        theirs = source.once(canonical.unowned).get(before.source)
-        if theirs is None or theirs.shape != before.shape or not writable(theirs.dtype, before.dtype):
+        unowned = source.once(canonical.unowned).get(before.source)
+        if unowned is None or unowned.shape != before.shape or not writable(unowned.dtype, before.dtype):
             return self.files.are_zero(runs(before))
-        conversion = between(theirs, before, decoded=self.decodes is not None and self.decodes(theirs))
+        conversion = between(unowned, before, decoded=self.decodes is not None and self.decodes(unowned))
         ways = (conversion, of_values(conversion)) if conversion.action is Action.REPACK else (conversion,)
-        return any(not wrong_rows(before, theirs, way, self.files, lambda _: None)[0] for way in ways)
+        return any(not wrong_rows(before, unowned, way, self.files, lambda _: None)[0] for way in ways)
 
     def _is_zero(self, tensor: Tensor) -> bool:
-        return self.files.are_zero(runs(tensor), partial(self._told, tensor.name))
+        return self.files.are_zero(runs(tensor), partial(self._report, tensor.name))
 
-    def _told(self, name: str, nbytes: int) -> None:
+    def _report(self, name: str, nbytes: int) -> None:
         if self.progress is not None:
             self.progress(nbytes, name)
 
 
 def _by_place(
-    tensors: Mapping[str, Tensor], order: Mapping[Path, int], *, apart: bool
+    tensors: Mapping[str, Tensor], order: Mapping[Path, int], *, by_array: bool
 ) -> Iterable[tuple[str, Tensor, int | None, bool]]:
     """Tensors in the order of their bytes, so that each is read once.
 
     Args:
-        apart: each array of an MLX triple has a place of its own; the last one ends the tensor.
+        by_array: each array of an MLX triple has a place of its own; the last one ends the tensor.
     """
-    if not (apart and any(triple_of(tensor.dtype) for tensor in tensors.values())):
-        places = (_place(tensor.arrays, order) for tensor in tensors.values())
-        in_order = all(one <= other for one, other in pairwise(places))
+    if not (by_array and any(triple_of(tensor.dtype) for tensor in tensors.values())):
+        positions = (_place(tensor.arrays, order) for tensor in tensors.values())
+        in_order = all(one <= other for one, other in pairwise(positions))
         each = tensors.items() if in_order else sorted(tensors.items(), key=lambda one: _place(one[1].arrays, order))
         return ((key, tensor, None, True) for key, tensor in each)  # a million tensors are made one at a time
     items: list[tuple[str, Tensor, int | None, bool]] = []
@@ -803,7 +803,7 @@ def within(paths: Iterable[Path]) -> Callable[[Tensor], bool]:
     known = {os.fspath(path) for path in paths}
 
     def looked_at(tensor: Tensor) -> bool:
-        places = {os.fspath(extent.path) for array in tensor.arrays for extent in array.extents}
-        return len(places) == 1 and places <= known
+        paths = {os.fspath(extent.path) for array in tensor.arrays for extent in array.extents}
+        return len(paths) == 1 and paths <= known
 
     return looked_at

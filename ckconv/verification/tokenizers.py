@@ -114,10 +114,10 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) ->
     """
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
     document = _json(beside(source), _FILE)
-    theirs = _words_of(source, document or _of_two_files(beside(source)))
+    wanted = _words_of(source, document or _of_two_files(beside(source)))
     if isinstance(model := document.get("model"), dict):
         document["model"] = {key: part for key, part in model.items() if key not in _WORDS}
-    merges = theirs is None or theirs.merges is not None
+    merges = wanted is None or wanted.merges is not None
     documents = {_FILE: _json(files, _FILE, read_whole if merges else _without_merges)}
     made = made and source.metadata_kind is MetadataKind.TYPED
     if made:
@@ -126,23 +126,23 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) ->
             yield Fact(none, "no JSON object", "one")
             return
     ours = _words_of(out, documents[_FILE], merges=merges)
-    if ours is None and theirs is not None and made and (documents[_FILE] or {_SETTINGS, _MODEL} & files.keys()):
+    if ours is None and wanted is not None and made and (documents[_FILE] or {_SETTINGS, _MODEL} & files.keys()):
         yield Fact("vocab", "no list of words", "one", _FILE)
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
-        theirs = _with_pieces(theirs, source, len(ours.tokens))
+        wanted = _with_pieces(wanted, source, len(ours.tokens))
         yield from _of_checkpoint(out, ours, source, document)
-    if ours is None or theirs is None:
+    if ours is None or wanted is None:
         return
-    yield from _of_words(ours, theirs, typed=typed, model=stored_value(out, "tokenizer.ggml.model") if typed else None)
+    yield from _of_words(ours, wanted, typed=typed, model=stored_value(out, "tokenizer.ggml.model") if typed else None)
     if made:
-        keys = _Keys(source, theirs)
+        keys = _Keys(source, wanted)
         yield from _of_documents(files, documents, keys)
         lengths = [context] if context else [index.config.context_length for index in (out, source) if index.config]
-        said = documents[_SETTINGS].get("model_max_length")
-        if any(lengths) and documents[_SETTINGS] and said not in lengths:
-            yield Fact("model_max_length", shown(said), shown(max(filter(None, lengths))), _SETTINGS)
-        pieces = bool(theirs.scores) and not theirs.is_wordpiece and bool(keys.flags)
+        length = documents[_SETTINGS].get("model_max_length")
+        if any(lengths) and documents[_SETTINGS] and length not in lengths:
+            yield Fact("model_max_length", shown(length), shown(max(filter(None, lengths))), _SETTINGS)
+        pieces = bool(wanted.scores) and not wanted.is_wordpiece and bool(keys.flags)
         for name in (_FILE, _SETTINGS, *([_MODEL] if pieces else ())):
             if name not in files and {_FILE, _SETTINGS, _MODEL} & files.keys():
                 yield Fact(name, None, "one")
@@ -184,12 +184,12 @@ def templates_of(files: Mapping[str, Any]) -> dict[str, str]:
             name: re.sub(r"\r\n?", "\n", read_whole(files[at]).decode("utf-8", "replace")) for name, at in found.items()
         }
     else:
-        said = _json(files, _SETTINGS).get("chat_template")
-        said = _json(files, "chat_template.json").get("chat_template") if said is None else said
-        if isinstance(said, list):
-            named = (item for item in said if isinstance(item, dict) and isinstance(item.get("name"), str))
-            said = {item["name"]: item.get("template") for item in named}
-        found = said if isinstance(said, dict) else {"default": said}
+        templates = _json(files, _SETTINGS).get("chat_template")
+        templates = _json(files, "chat_template.json").get("chat_template") if templates is None else templates
+        if isinstance(templates, list):
+            named = (item for item in templates if isinstance(item, dict) and isinstance(item.get("name"), str))
+            templates = {item["name"]: item.get("template") for item in named}
+        found = templates if isinstance(templates, dict) else {"default": templates}
     texts = {name: text for name, text in found.items() if isinstance(text, str) and _NAMED.fullmatch(name)}
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
 
@@ -213,22 +213,22 @@ def _of_checkpoint(out: TensorIndex, ours: Tokens, source: TensorIndex, document
         if named and puts != bool(text) and not keys.kind.get("closed"):
             key = f"tokenizer.ggml.add_{role}_token"
             yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
-        number = keys.roles.get(said := "bos" if role == "bos" else keys.end, -1)
+        number = keys.roles.get(known_role := "bos" if role == "bos" else keys.end, -1)
         if text and keys.kind.get("closed") and ours.tokens.get(number) != text:
-            yield Fact(f"tokenizer.ggml.{ALL_ROLES[said]}_token_id", shown(number), shown(text))
+            yield Fact(f"tokenizer.ggml.{ALL_ROLES[known_role]}_token_id", shown(number), shown(text))
     roles, family = _roles(source, files, ours.tokens, ALL_ROLES), FAMILIES[out.config.family] if out.config else None
     rows = family.parameters.values() if family else ()  # a drafter's mask is a parameter
-    told = {full_key(out.architecture, cell.key) for row in rows for cell in row.key_cells(out.format)}
+    by_rows = {full_key(out.architecture, cell.key) for row in rows for cell in row.key_cells(out.format)}
     for role in ALL_ROLES.keys() - _ROLES.keys() if not keys.kind.get("closed") else ():
         key = f"tokenizer.ggml.{ALL_ROLES[role]}_token_id"
-        if key not in told and stored_value(out, key) not in (None, roles.get(role)):
+        if key not in by_rows and stored_value(out, key) not in (None, roles.get(role)):
             yield Fact(key, shown(stored_value(out, key)), shown(roles.get(role)))
     flags = _flags(document, files)
     for word, (name, _) in keys.kind.get("flags", {}).items():
         value = keys.charsmap if word == "map" else keys.flags[word]
         if flags.get(word) and value not in flags[word]:
-            mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, flags[word][0]))
-            yield Fact(f"tokenizer.ggml.{name}", shown(mine), shown(meant))
+            output, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, flags[word][0]))
+            yield Fact(f"tokenizer.ggml.{name}", shown(output), shown(meant))
     kinds = needed()["models"].get(str(within(document, "model", "type")), ())
     if kinds and (name := stored_value(out, "tokenizer.ggml.model")) not in kinds:
         yield Fact("tokenizer.ggml.model", shown(name), " or ".join(map(repr, kinds)))
@@ -250,9 +250,9 @@ def _of_checkpoint(out: TensorIndex, ours: Tokens, source: TensorIndex, document
 
 def _ends_in(document: Mapping[str, Any]) -> list[Any]:
     """Numbers of tokens that end a text, by any part of a document."""
-    said = document.get("eos_token_id")
+    ends = document.get("eos_token_id")
     parts = [part for part in document.values() if isinstance(part, dict)]
-    return [*(said if isinstance(said, list) else [said]), *(number for part in parts for number in _ends_in(part))]
+    return [*(ends if isinstance(ends, list) else [ends]), *(number for part in parts for number in _ends_in(part))]
 
 
 def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -287,23 +287,23 @@ def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, l
         ):
             return found
     named = next((name for name in _MODELS if name in files), "")
-    said = _rules(read_whole(files[named])) if named else {}
-    if type(prefix := _json(files, _SETTINGS).get("add_prefix_space")) is bool and said:
-        said["prefix"] = prefix
-    return found | {word: [value, *found.get(word, ())] for word, value in said.items()}
+    rules = _rules(read_whole(files[named])) if named else {}
+    if type(prefix := _json(files, _SETTINGS).get("add_prefix_space")) is bool and rules:
+        rules["prefix"] = prefix
+    return found | {word: [value, *found.get(word, ())] for word, value in rules.items()}
 
 
 def _rules(data: bytes) -> dict[str, Any]:
     """Flags of a SentencePiece model (its ``NormalizerSpec``)."""
-    said: dict[int, Any] = {}
+    spec: dict[int, Any] = {}
     with suppress(IndexError):  # of a file that is cut off
         for field, part in _fields(data):
-            said |= _fields(part) if field == 3 and isinstance(part, bytes) else {}
-    rules = said.get(2)
+            spec |= _fields(part) if field == 3 and isinstance(part, bytes) else {}
+    rules = spec.get(2)
     return {
         "map": rules if isinstance(rules, bytes) else b"",
-        "prefix": said.get(3, 1) != 0,
-        "one space": said.get(4, 1) != 0,
+        "prefix": spec.get(3, 1) != 0,
+        "one space": spec.get(4, 1) != 0,
     }
 
 
@@ -534,58 +534,58 @@ def _roles(
         settings |= _json(files, "special_tokens_map.json")
     config, found = text_on_top(document_of(index.metadata)), {}
     for role in of:
-        said = settings.get(f"{role}_token")
-        text = said.get("content") if isinstance(said, dict) else said
+        token = settings.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
         number = numbers.get(text) if isinstance(text, str) else config.get(f"{role}_token_id")
         if type(number) is int:
             found[role] = number
     return found
 
 
-def _of_words(ours: Tokens, theirs: Tokens, *, typed: bool, model: Any) -> Iterator[Fact]:
-    prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or theirs.types
-    for number, text in theirs.tokens.items():
+def _of_words(ours: Tokens, expected: Tokens, *, typed: bool, model: Any) -> Iterator[Fact]:
+    prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or expected.types
+    for number, text in expected.tokens.items():
         found = ours.tokens.get(number)
-        if found is not None and _is_spelled_alike(found, text, number, theirs):
+        if found is not None and _is_spelled_alike(found, text, number, expected):
             continue
         if not (re.fullmatch(_FILLS, text) and (found is None or re.fullmatch(_FILLS, found))):
             yield Fact(f"{prefix}tokens[{number}]", shown(found), shown(text))
             break
-    if ours.merges is not None and theirs.merges is not None and ours.merges != theirs.merges:
-        yield first_difference(f"{prefix}merges", ours.merges, theirs.merges)
-    if ours.scores and theirs.scores:
-        both = (n for n in theirs.scores if n in ours.scores and kinds.get(n, _NORMAL) == _NORMAL)
-        wrong = (n for n in both if not _near(ours.scores[n], theirs.scores[n]))
+    if ours.merges is not None and expected.merges is not None and ours.merges != expected.merges:
+        yield first_difference(f"{prefix}merges", ours.merges, expected.merges)
+    if ours.scores and expected.scores:
+        both = (n for n in expected.scores if n in ours.scores and kinds.get(n, _NORMAL) == _NORMAL)
+        wrong = (n for n in both if not _near(ours.scores[n], expected.scores[n]))
         if (at := next(wrong, None)) is not None:
-            yield Fact(f"{prefix}scores[{at}]", shown(ours.scores[at]), shown(theirs.scores[at]))
-    if ours.types and theirs.types and ours.types != theirs.types:
-        yield first_difference(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
-    elif ours.special and theirs.special and (ours.types or theirs.types):
-        unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == UNKNOWN_TYPE}
-        lost = theirs.special - ours.special - unknown  # other documents may add to them
-        for number in sorted(number for number in lost if theirs.tokens.get(number))[:1]:
+            yield Fact(f"{prefix}scores[{at}]", shown(ours.scores[at]), shown(expected.scores[at]))
+    if ours.types and expected.types and ours.types != expected.types:
+        yield first_difference(f"{prefix}token_type", [*ours.types.values()], [*expected.types.values()])
+    elif ours.special and expected.special and (ours.types or expected.types):
+        unknown = {number for words in (ours, expected) for number, kind in words.types.items() if kind == UNKNOWN_TYPE}
+        lost = expected.special - ours.special - unknown  # other documents may add to them
+        for number in sorted(number for number in lost if expected.tokens.get(number))[:1]:
             yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
-    for role, number in theirs.roles.items():
-        said = ours.roles.get(role)
-        one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
+    for role, number in expected.roles.items():
+        token = ours.roles.get(role)
+        one = typed and role == "eos" and token is not None and ours.tokens.get(token) == expected.behind
         if one and ours.tokens.get(number) in needed()["ends"]["texts"]:
             continue  # a GGUF has one key for what ends a text and for what is put behind one
-        if role == "unk" and said is None and theirs.types.get(number, UNKNOWN_TYPE) not in _ADDED:
+        if role == "unk" and token is None and expected.types.get(number, UNKNOWN_TYPE) not in _ADDED:
             continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
-        if said != number and number in theirs.tokens:
-            idle = said is None and role == "unk" and model in needed()["unread"]["unknown"]
-            yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number), idle=idle)
+        if token != number and number in expected.tokens:
+            idle = token is None and role == "unk" and model in needed()["unread"]["unknown"]
+            yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(token), shown(number), idle=idle)
 
 
-def _is_spelled_alike(found: str, meant: str, number: int, theirs: Tokens) -> bool:
+def _is_spelled_alike(found: str, meant: str, number: int, expected: Tokens) -> bool:
     """Whether two formats have one word, each in the spelling of its own.
 
     A GGUF has a user's tokens with spaces (``_create_vocab_sentencepiece`` and ``get_vocab_base`` of llama.cpp's
     converter), and BERT's words with a mark where they begin (``BertModel.set_vocab``).
     """
-    if number in theirs.users:
+    if number in expected.users:
         found, meant = found.replace("▁", " "), meant.replace("▁", " ")
-    return found == meant or (theirs.is_wordpiece and (found == _marked(meant) or _marked(found) == meant))
+    return found == meant or (expected.is_wordpiece and (found == _marked(meant) or _marked(found) == meant))
 
 
 def _marked(text: str) -> str:
@@ -596,14 +596,14 @@ def _near(one: float, other: float) -> bool:
     return one == other or shortest_float32(one) == shortest_float32(other)
 
 
-def first_difference(key: str, mine: Any, meant: Any) -> Fact:
+def first_difference(key: str, found: Any, meant: Any) -> Fact:
     """The first difference between two lists, or two other values."""
-    if isinstance(mine, list) and isinstance(meant, list):
-        at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
+    if isinstance(found, list) and isinstance(meant, list):
+        at = next((n for n, pair in enumerate(zip(found, meant, strict=False)) if pair[0] != pair[1]), None)
         if at is not None:
-            return Fact(f"{key}[{at}]", shown(mine[at]), shown(meant[at]))
-        return Fact(key, f"a list of {len(mine):,}", f"one of {len(meant):,}")
-    return Fact(key, shown(mine), shown(meant))
+            return Fact(f"{key}[{at}]", shown(found[at]), shown(meant[at]))
+        return Fact(key, f"a list of {len(found):,}", f"one of {len(meant):,}")
+    return Fact(key, shown(found), shown(meant))
 
 
 # -- Documents that were made of a GGUF's tokenizer --------------------------------------------------------------------
@@ -637,8 +637,8 @@ class _Keys:
         self.steps = self.steps if self.flags else self.pre
         #: Pieces of words, and not of bytes.
         self.pieces = bool(self.flags) or self.pre in table["pieces"]
-        said = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in ALL_ROLES.items()}
-        roles = {role: number for role, number in said.items() if isinstance(number, int) and number >= 0}
+        numbers = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in ALL_ROLES.items()}
+        roles = {role: number for role, number in numbers.items() if isinstance(number, int) and number >= 0}
         self.roles = {**self.kind.get("roles", {}), **roles}
         closed = self.kind.get("closed")
         begins = self.value("add_bos_token", self.kind.get("begins", self.pre in table["bos"]))
@@ -796,9 +796,9 @@ def _of_ends(processor: Any, keys: _Keys) -> Iterator[Fact]:
     if found != wanted or (len(wanted) > 1 and processor.get("type") != "Sequence"):
         yield Fact("post_processor.type", shown(found), shown(wanted))
     ids = {keys.text(role): [keys.roles[role]] for role in roles if role}
-    said = {text: token["ids"] for text, token in template.get("special_tokens", {}).items()}
-    if said != ids:
-        yield Fact("post_processor.special_tokens", shown(said), shown(ids))
+    special = {text: token["ids"] for text, token in template.get("special_tokens", {}).items()}
+    if special != ids:
+        yield Fact("post_processor.special_tokens", shown(special), shown(ids))
 
 
 def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
@@ -825,16 +825,16 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     for key in sorted(document.keys() - {f"{role}_token_id" for role in ("bos", "eos", "pad")}):
         yield Fact(key, shown(document[key]), None)
     for role in ("bos", "pad"):
-        said, meant = document.get(f"{role}_token_id"), keys.roles.get(role)
-        if said != meant and (said is not None or meant in words):
-            yield Fact(f"{role}_token_id", shown(said), shown(meant))
-    said = document.get("eos_token_id", [])
+        stated, meant = document.get(f"{role}_token_id"), keys.roles.get(role)
+        if stated != meant and (stated is not None or meant in words):
+            yield Fact(f"{role}_token_id", shown(stated), shown(meant))
+    stated = document.get("eos_token_id", [])
     ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
-    found = {*said} if isinstance(said, list) else {said}
+    found = {*stated} if isinstance(stated, list) else {stated}
     meant = known & words.keys()
     if not found <= known or (not meant <= found if found else keys.roles.get("eos") in words):
-        yield Fact("eos_token_id", shown(said), shown(sorted(meant)))
+        yield Fact("eos_token_id", shown(stated), shown(sorted(meant)))
 
 
 def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> Iterator[Fact]:
@@ -845,24 +845,24 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
             ``vocab_scores`` (float32), ``vocab_types`` (uint8), ``vocab_merges`` (int32: left, right, both).
         rows: words that there are.
     """
-    theirs = _words_of(source, _json(beside(source), _FILE, _without_merges), merges=False)
-    if "vocab_strings" not in entries or theirs is None:
+    expected = _words_of(source, _json(beside(source), _FILE, _without_merges), merges=False)
+    if "vocab_strings" not in entries or expected is None:
         return
     strings = entries["vocab_strings"]
     offsets = struct.unpack(f"<{rows}i", entries["vocab_offsets"])
     ends = (*offsets[1:], len(strings))
     words = [strings[at:end].removesuffix(b"\0") for at, end in zip(offsets, ends, strict=True)]
-    for number, text in theirs.tokens.items():
+    for number, text in expected.tokens.items():
         found = words[number].decode("utf-8", "surrogateescape") if number < rows else text
-        if text and not _is_spelled_alike(found, text, number, theirs):
+        if text and not _is_spelled_alike(found, text, number, expected):
             yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
             break
-    for name, code, known in (("vocab_scores", "f", theirs.scores), ("vocab_types", "B", theirs.types)):
-        kept = struct.unpack(f"<{rows}{code}", entries[name]) if name in entries else ()
-        if source.metadata_kind is MetadataKind.TYPED and kept and known:
-            wrong = (n for n, value in known.items() if n < rows and kept[n] != value)
+    for name, code, known in (("vocab_scores", "f", expected.scores), ("vocab_types", "B", expected.types)):
+        stored = struct.unpack(f"<{rows}{code}", entries[name]) if name in entries else ()
+        if source.metadata_kind is MetadataKind.TYPED and stored and known:
+            wrong = (n for n, value in known.items() if n < rows and stored[n] != value)
             if (at := next(wrong, None)) is not None:
-                yield Fact(f"{name}[{at}]", shown(kept[at]), shown(known[at]))
+                yield Fact(f"{name}[{at}]", shown(stored[at]), shown(known[at]))
     for number, (left, right, both) in enumerate(struct.iter_unpack("<3i", entries.get("vocab_merges", b""))):
         if not all(0 <= n < rows for n in (left, right, both)) or words[left] + words[right] != words[both]:
             yield Fact(f"vocab_merges[{number}]", shown([left, right, both]), "two words and what they make")

@@ -164,12 +164,12 @@ def is_faithful(out: Tensor, source: Tensor, shift: float, files: Files) -> bool
 
 def _settings(index: TensorIndex) -> Mapping[str, Any]:
     """How a model says that its matrices are quantized."""
-    said = document_of(index.metadata).get("quantization_config")
-    files = beside(index) if said is None else {}
+    settings = document_of(index.metadata).get("quantization_config")
+    files = beside(index) if settings is None else {}
     for name in ("quantize_config.json", "quant_config.json"):  # AutoGPTQ's and AutoAWQ's own files
         if name in files:
-            said = json.loads(files[name].read_bytes())
-    return said if isinstance(said, dict) else {}
+            settings = json.loads(files[name].read_bytes())
+    return settings if isinstance(settings, dict) else {}
 
 
 def values_of(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, Any]) -> Doubles | None:
@@ -319,12 +319,12 @@ def _packed(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, An
     found = np.empty((len(rows), tensor.layout.cols))
     first = 0
     for packed in tensor.packed:
-        mine = (stored >= first) & (stored < first + packed.rows)
-        if mine.any():
-            values = _module(packed, scheme, stored[mine] - first, tensor.layout.cols, files, settings)
+        selected = (stored >= first) & (stored < first + packed.rows)
+        if selected.any():
+            values = _module(packed, scheme, stored[selected] - first, tensor.layout.cols, files, settings)
             if values is None:
                 return None
-            found[mine] = values
+            found[selected] = values
         first += packed.rows
     return found
 
@@ -352,14 +352,14 @@ def _module(
     zeros: NDArray[Any] = np.zeros((1, 1))
     if scheme.codes == "int" and name.endswith(".qweight"):
         rounds = settings.get("quant_method") in ("auto-round", "intel/auto-round")
-        said = settings.get("packing_format" if rounds else "checkpoint_format") or "gptq"
-        where = _bits_of_codes(bits, "planes" if said == "gptq_p" else "")
+        packing = settings.get("packing_format" if rounds else "checkpoint_format") or "gptq"
+        where = _bits_of_codes(bits, "planes" if packing == "gptq_p" else "")
         along = first.per > 1  # AWQ: words along the output, interleaved
-        places = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(8))
-        codes = _in_words(raw, rows, where, places) if along else _runs(raw, where).reshape(len(raw), -1)
+        order = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(8))
+        codes = _in_words(raw, rows, where, order) if along else _runs(raw, where).reshape(len(raw), -1)
         assert arrays[2] is not None
-        version_1 = not along and said in ("gptq", "auto", "auto_round:gptq", "auto_round:auto_gptq")
-        zeros = _in_words(arrays[2], rows, where, places) + (1 if version_1 else 0)
+        version_1 = not along and packing in ("gptq", "auto", "auto_round:gptq", "auto_round:auto_gptq")
+        zeros = _in_words(arrays[2], rows, where, order) + (1 if version_1 else 0)
     elif scheme.codes == "int" and name.endswith(".weight_packed"):
         whole = bits in (3, 5, 6, 7) and raw.shape[1] == -(-columns // (32 // bits)) * 4
         where = _bits_of_codes(bits, "whole" if whole else "")
@@ -372,10 +372,10 @@ def _module(
     elif scheme.codes == "int" and settings.get("quant_method") == "quark":  # AWQ's words of two's complements
         export = settings.get("export")
         in_order = isinstance(export, dict) and export.get("pack_method") == "order"
-        places, where = np.array(range(8) if in_order else [0, 4, 1, 5, 2, 6, 3, 7]), _bits_of_codes(bits)
-        codes = _in_words(raw, rows, where, places)
+        order, where = np.array(range(8) if in_order else [0, 4, 1, 5, 2, 6, 3, 7]), _bits_of_codes(bits)
+        codes = _in_words(raw, rows, where, order)
         assert arrays[2] is not None
-        zeros = _in_words(arrays[2], rows, where, places)
+        zeros = _in_words(arrays[2], rows, where, order)
         if settings["global_quant_config"]["weight"]["dtype"] == "int4":
             codes, zeros = (numbers - 16 * (numbers > 7) for numbers in (codes, zeros))
     elif scheme.codes == "int" and first.tensor.dtype is DTYPES["I8"]:
@@ -475,10 +475,10 @@ def _runs(raw: Rows, where: Index) -> Index:
     return codes
 
 
-def _in_words(raw: Rows, rows: Index, where: Index, places: Index) -> Index:
+def _in_words(raw: Rows, rows: Index, where: Index, order: Index) -> Index:
     """Codes of these rows, of runs of words that hold neighboring rows."""
     number = rows % len(where)
-    number = number - number % len(places) + places[number % len(places)]
+    number = number - number % len(order) + order[number % len(order)]
     return _runs(raw, where)[np.arange(len(rows)), :, number]
 
 
@@ -536,9 +536,9 @@ def _replaced(tensor: Tensor, source: TensorIndex) -> Index:
 
 
 def _with_rows(values: Doubles, by: Tensor, at: tuple[int, ...], files: Files, rows: Index) -> Doubles | None:
-    places = {row: place for place, row in enumerate(at)}
-    replaced = [number for number, row in enumerate(rows.tolist()) if row in places]
-    found = values_of(by, files, np.array([places[rows[number]] for number in replaced], np.int64), {})
+    positions = {row: place for place, row in enumerate(at)}
+    replaced = [number for number, row in enumerate(rows.tolist()) if row in positions]
+    found = values_of(by, files, np.array([positions[rows[number]] for number in replaced], np.int64), {})
     if found is None:
         return None
     values[replaced] = found
@@ -661,7 +661,7 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     # A sum of an adapter's products is rounded in another order here: its code may be the next one, its scale another.
     merged = bool(sample.model.adapters)
     meant = rounded(meant, sample.source.dtype) if merged else meant
-    slack, wrong, made, theirs = 2 * _of_merge(sample, meant), None, None, None
+    slack, wrong, made, reference = 2 * _of_merge(sample, meant), None, None, None
     codes, number = LINEAR.get(out.dtype.name), F16
     importance: Doubles | None = None
     if sample.importance is not None:
@@ -685,7 +685,7 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     else:
         raw = np.ascontiguousarray(RowReader(out, files).gather(rows))
         wrong = misplaced(raw, found, meant, slack, out.dtype)
-        theirs = None if merged else by_ggml(meant, out.dtype, importance)
+        reference = None if merged else by_ggml(meant, out.dtype, importance)
     if wrong is not None and wrong.any():
         row, column = (int(n) for n in np.argwhere(wrong)[0])
         place = f"row {rows[row]:,}, column {column:,} is"
@@ -693,8 +693,8 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
             return f"{place} {found[row, column]:.9g}, and another code is nearer to {meant[row, column]:.9g}"
         by = f"another quantizer makes {made[row, column]:.9g} of {meant[row, column]:.9g}"
         return f"{place} {found[row, column]:.9g}, {by}"
-    if theirs is not None:
-        others = rows[(raw != theirs).any(axis=1)]
+    if reference is not None:
+        others = rows[(raw != reference).any(axis=1)]
         return f"row {others[0]:,}: ggml makes other blocks of the source's values" if len(others) else ""
     fault = out_of_step(found, meant, slack, importance, out.dtype.name, codes, number) if made is None else None
     return f"row {rows[fault[0]]:,}: {fault[1]}" if fault else ""

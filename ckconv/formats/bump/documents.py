@@ -66,17 +66,17 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
         return
     words = {tensor.source: slots.TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
     words["lm_head"] = words.get("output.weight") or words.get("lm_head_weight") or words.get("token_emb", "")
-    told: dict[str, object] = {}
+    types: dict[str, object] = {}
     for name, value in summary.items():
-        told |= {f"{name}.{slot}": word for slot, word in value.items()} if isinstance(value, dict) else {name: value}
-    for slot, word in told.items():
+        types |= {f"{name}.{slot}": word for slot, word in value.items()} if isinstance(value, dict) else {name: value}
+    for slot, word in types.items():
         if slot in words and words[slot] != word:
             yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
     row = read.row_family(index.config.family).engines.get(slots.TEMPLATED) if index.config else None
     summarized = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else slots.SUMMARIZED
     for tensor in index.tensors.values():
         slot = tensor.source
-        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarized and slot not in told:
+        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarized and slot not in types:
             yield SUMMARY, f"quant_summary has no {slot}"
 
 
@@ -192,8 +192,8 @@ def _unnamed(config: Document, *, own: bool = False) -> Iterator[str]:
     """
     nested = [part for key in ("text_config", "rope_parameters") if isinstance(part := config.get(key), dict)]
     for field, names in CONFIG_KEYS.items():
-        theirs = [ours for ours, name in HUGGINGFACE_KEYS.items() if name in names] if own else []
-        if field in _SOUGHT and not any(name in part for part in (config, *nested) for name in (*names, *theirs)):
+        own_names = [ours for ours, name in HUGGINGFACE_KEYS.items() if name in names] if own else []
+        if field in _SOUGHT and not any(name in part for part in (config, *nested) for name in (*names, *own_names)):
             yield f"it has no {names[0]}"
 
 
@@ -251,12 +251,12 @@ def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
 def _digest(manifest: Document, metadata: Document) -> str:
     """SHA-256 of the manifest without what the engine's runner may have added."""
     known = metadata.get("config")
-    kept = {key: value for key, value in manifest.items() if key in _MANIFEST_KEYS}
-    kept |= dict.fromkeys(("tokenizer_contract", "chat_contract"))
-    kept["entries"] = [{key: entry[key] for key in _ENTRY_KEYS & entry.keys()} for entry in manifest["entries"]]
-    if isinstance(known, dict) and isinstance(kept.get("config"), dict):
-        kept["config"] = {key: value for key, value in kept["config"].items() if key in known}
-    return hashlib.sha256(slots.canonical_json(kept)).hexdigest()
+    stable = {key: value for key, value in manifest.items() if key in _MANIFEST_KEYS}
+    stable |= dict.fromkeys(("tokenizer_contract", "chat_contract"))
+    stable["entries"] = [{key: entry[key] for key in _ENTRY_KEYS & entry.keys()} for entry in manifest["entries"]]
+    if isinstance(known, dict) and isinstance(stable.get("config"), dict):
+        stable["config"] = {key: value for key, value in stable["config"].items() if key in known}
+    return hashlib.sha256(slots.canonical_json(stable)).hexdigest()
 
 
 def _config_faults(config: Document, described: Document, header: slots.HeaderV4) -> list[str]:

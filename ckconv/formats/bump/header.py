@@ -150,11 +150,11 @@ def relocated(placed: list[slots.PlacedTensor], manifest: Manifest) -> list[slot
         words = slots.CONTENT_WORDS if item.slot.content else slots.TYPE_WORDS
         word = words.get(item.dtype.name)
         if item.slot_name not in at and entry.dtype != word:
-            said = f"{item.slot_name} is {shown(entry.dtype)}, the file's dtype table says {word}"
-            faults.note(said, item.slot_name)
+            message = f"{item.slot_name} is {shown(entry.dtype)}, the file's dtype table says {word}"
+            faults.note(message, item.slot_name)
         elif item.slot_name not in at and entry.nbytes != (nbytes := sizes[item.slot_name]):
-            said = f"{item.slot_name} has {entry.nbytes:,} bytes, its shape and type make it {nbytes:,}"
-            faults.note(said, item.slot_name, found=entry.nbytes, allowed=nbytes)
+            message = f"{item.slot_name} has {entry.nbytes:,} bytes, its shape and type make it {nbytes:,}"
+            faults.note(message, item.slot_name, found=entry.nbytes, allowed=nbytes)
         offset = at.get(item.slot_name, entry.offset)
         at[item.slot_name] = offset + item.nbytes
         found.append(item._replace(offset=offset))
@@ -251,7 +251,7 @@ def huggingface_config(document: Mapping[str, Any] | None) -> dict[str, Any]:
     config = (document or {}).get("config")
     if not isinstance(config, dict):
         return {}
-    return {theirs: config[ours] for ours, theirs in HUGGINGFACE_KEYS.items() if config.get(ours) is not None}
+    return {name: config[ours] for ours, name in HUGGINGFACE_KEYS.items() if config.get(ours) is not None}
 
 
 # What the readers of all bump versions share: the dtype table, and tensors out of placed slots.
@@ -585,7 +585,7 @@ def check_numbers(header: slots.HeaderV3 | slots.HeaderV4, others: Iterable[str]
     Args:
         others: what else is wrong with them.
     """
-    said, sizes = header._asdict(), slots.sizes_of(header)
+    fields, sizes = header._asdict(), slots.sizes_of(header)
     faults = [f"{slots.WORDS[field]} is {number}" for field, number in sizes.items() if not 0 < number < 1 << 31]
     if header.num_layers > MAX_LAYERS:
         faults.append(f"num_layers is {header.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
@@ -593,7 +593,7 @@ def check_numbers(header: slots.HeaderV3 | slots.HeaderV4, others: Iterable[str]
         faults.append(f"model_type is {header.model_type}, 1 expected")
     faults += others
     for field, (name, rounded) in ROUNDED.items():
-        if field in said and said[rounded] < said[field]:
-            faults.append(f"aligned_{name} {said[rounded]} is below {name} {said[field]}")
+        if field in fields and fields[rounded] < fields[field]:
+            faults.append(f"aligned_{name} {fields[rounded]} is below {name} {fields[field]}")
     if faults:
         raise InputError("bump.header", faults[0], details=listed(faults[1:]))

@@ -35,9 +35,9 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
-    kept: set[str] = set()
-    for name, slot, held in slots.slots_of(planner.table, planner.config.num_layers):
-        here = [planner.tensors[canonical] for canonical in held if canonical in planner.tensors]
+    accepted: set[str] = set()
+    for name, slot, names in slots.slots_of(planner.table, planner.config.num_layers):
+        here = [planner.tensors[canonical] for canonical in names if canonical in planner.tensors]
         chosen = []
         for tensor in here:
             given = planner.quantized_as.get(tensor.name)
@@ -53,7 +53,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             elif why:
                 refused.setdefault(why, []).append(tensor)
             elif tensor.dtype.block > 1 and not planner.decoded(tensor):
-                kept.add(tensor.source)
+                accepted.add(tensor.source)
             chosen.append(dtype)
         if len(set(chosen)) > 1 and planner.dtype == "engine" and set(chosen) <= WIDENS_TO_F32:
             chosen = [F32] * len(chosen)  # floats of several types in one slot
@@ -62,7 +62,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             mixed.setdefault(f"gate and up share one type in {slot.name}", []).append([*zip(here, chosen, strict=True)])
     planner.refuse_faults()
     for why, tensors in refused.items():
-        _refuse_blocks(planner, why, tensors, kept, tensors[0].source)
+        _refuse_blocks(planner, why, tensors, accepted, tensors[0].source)
     for why, pairs in mixed.items():
         both = " and ".join(
             f"{tensor.source} {'becomes' if tensor.name in planner.quantized_as else 'is'} {dtype}"
@@ -74,19 +74,19 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             for tensor, _ in pair
             if tensor.dtype.block > 1 or tensor.name in planner.quantized_as
         ]
-        _refuse_blocks(planner, why, tensors, kept - {tensor.source for tensor in tensors}, both, len(pairs))
+        _refuse_blocks(planner, why, tensors, accepted - {tensor.source for tensor in tensors}, both, len(pairs))
     return types
 
 
 def _refuse_blocks(
-    planner: BumpPlanner, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0
+    planner: BumpPlanner, why: str, tensors: Sequence[Tensor], accepted: set[str], first: str, count: int = 0
 ) -> None:
     """Note a reason that decoding takes away, if tensors are quantized.
 
     Only where some of them are not to be decoded already.
 
     Args:
-        kept: names of quantized tensors that nothing speaks against.
+        accepted: names of quantized tensors that nothing speaks against.
         first: what the reason names; ``count`` is how many there are of it, where that is not the tensors.
     """
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]  # nothing decodes a vector
@@ -95,7 +95,7 @@ def _refuse_blocks(
     more = (count or len(tensors)) - 1
     codes = tensors[0].dtype.name in ("I8", "U8")
     narrowed = "--dtype f32" if tensors[0].dtype is F64 and planner.dtype in ("engine", "keep") else ORIGINAL * codes
-    decoding = decoding_hint(blocks, kept) if decodes else ""
+    decoding = decoding_hint(blocks, accepted) if decodes else ""
     hints = [narrowed, decoding, _requantizing(planner, matrices), planner.elsewhere(why)]
     planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
 
@@ -114,20 +114,20 @@ def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
 
 def _type(planner: BumpPlanner, tensor: Tensor, slot: slots.Slot) -> tuple[DType, str]:
     """(type in the output, reason to refuse or "")."""
-    asked, source = planner.dtype, tensor.dtype
+    requested, source = planner.dtype, tensor.dtype
     if slot.fp32:
-        held = source in WIDENS_TO_F32 or (source is F64 and asked not in ("engine", "keep"))
-        return F32, "" if held else f"{source} in an FP32 slot"
+        exact = source in WIDENS_TO_F32 or (source is F64 and requested not in ("engine", "keep"))
+        return F32, "" if exact else f"{source} in an FP32 slot"
     if source.block > 1 and planner.decoded(tensor):
         target = planner.decoded_as(tensor)
         return target, "" if decodable(source) else f"no decoder for {source}"
-    if asked == "keep":
+    if requested == "keep":
         known = getattr(source, f"bump_{planner.numbering}") is not None
         return source, "" if known else f"{source} has no code in the dtype table"
     if source.block > 1:
         return source, planner.refused_type(source, slot)
-    kept = source if planner.keeps(source) else F32
-    target = kept if asked == "engine" else DTYPES[asked.upper()]
+    plain = source if planner.keeps(source) else F32
+    target = plain if requested == "engine" else DTYPES[requested.upper()]
     if not writable(source, target):
         whole = source.kind is Kind.INTEGER
         return source, f"the engine has no {source}" if whole else f"{source} cannot become {target} exactly"
@@ -202,9 +202,9 @@ class BumpPlanner(Planner):
         self.own = catalog.FAMILIES[index.config.family]
         self.own_row = self.own.engines.get(self.engine)
         # Its documents name the architecture, as a GGUF does.
-        told = catalog.written_as(self.own, self.engine) or catalog.told_by_architecture(self.own.name)
-        self.config = config = replace(self.index.config or index.config, family=told)
-        self.family = catalog.FAMILIES[told]
+        name = catalog.written_as(self.own, self.engine) or catalog.family_in_gguf(self.own.name)
+        self.config = config = replace(self.index.config or index.config, family=name)
+        self.family = catalog.FAMILIES[name]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
         self.quantized_as: dict[str, DType] = {}
@@ -224,7 +224,7 @@ class BumpPlanner(Planner):
         bare = self.bare_layers(self.config, self.tensors)
         if bare > 0:
             self.refuse_bare(
-                self.config.num_layers, bare, catalog.said(self.config, "num_layers", format=self.index.format)
+                self.config.num_layers, bare, catalog.bracketed(self.config, "num_layers", format=self.index.format)
             )
             return self.refused()
         self._quantize()
@@ -248,7 +248,7 @@ class BumpPlanner(Planner):
 
     def unknown_to_us(self, engine: str) -> str:
         """Why a family without a row is refused."""
-        kind = catalog.said(self.config, "family", format=self.index.format)
+        kind = catalog.bracketed(self.config, "family", format=self.index.format)
         what = f"{an(self.family.name)}{kind} correctly: the family file has no row {engine}"
         return f"ckconv does not know whether the engine computes {what}"
 
@@ -291,7 +291,7 @@ class BumpPlanner(Planner):
         zero_filled = placeholders(self.index) if look else absent
         self.leave_out_by_rules()
         rows = self.own.rows
-        for tensor in self.kept(one for one in self.index.tensors.values() if one.name not in rows):
+        for tensor in self.remaining(one for one in self.index.tensors.values() if one.name not in rows):
             if tensor.name in zero_filled:  # where this version has the slot, it is filled with zeros again
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name == HEAD and self.source.head_is_embedding:
@@ -315,9 +315,9 @@ class BumpPlanner(Planner):
         written = names_of(self.family, GGUF).written
         parts: dict[str, list[Tensor]] = {}
         for tensor in self.tensors.values() if self.options.quantize else ():
-            held, layer = written.get(parse(tensor.name).pattern), parse(tensor.name).layer
-            if held is not None:
-                parts.setdefault(with_layer(held.pattern, layer), []).append(tensor)
+            rule, layer = written.get(parse(tensor.name).pattern), parse(tensor.name).layer
+            if rule is not None:
+                parts.setdefault(with_layer(rule.pattern, layer), []).append(tensor)
         placed = [
             GgufTensor(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
             for name, own in parts.items()
@@ -336,12 +336,12 @@ class BumpPlanner(Planner):
         c, g = self.config, self.geometry
         self._check_engine()
         if self.family.rope and c.head_dim % 2:
-            keys = catalog.said(c, *catalog.HEAD_SIZE, format=self.index.format)
+            keys = catalog.bracketed(c, *catalog.HEAD_SIZE, format=self.index.format)
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         part = self.family.parameters.get("rope_dim")
         if part and c.rotary_dim != c.head_dim and not part.cells.get("bump"):
             what = f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all"
-            self.refuse(what + catalog.said(c, "rotary_dim", format=self.index.format))
+            self.refuse(what + catalog.bracketed(c, "rotary_dim", format=self.index.format))
         if c.rope_scaling and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
@@ -369,12 +369,12 @@ class BumpPlanner(Planner):
         for modifier in modifiers_of((*c.modifiers, *slots.unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, c, "the engine"))
         if not c.norm_eps:
-            self.reasons.append(no_epsilon(catalog.said(c, "norm_eps", format=self.index.format)))
+            self.reasons.append(no_epsilon(catalog.bracketed(c, "norm_eps", format=self.index.format)))
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
             if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
                 self.refuse(f"the {what} is {number:g}, which float32 cannot hold")
         if not g.context:
-            keys = catalog.said(c, "context_length", format=self.index.format)
+            keys = catalog.bracketed(c, "context_length", format=self.index.format)
             self.refuse(f"the source names no context length{keys}", "--context N sets one")
         elif g.context > _MOST_POSITIONS:
             self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
@@ -392,21 +392,21 @@ class BumpPlanner(Planner):
 
     def _interleaved(self) -> bool:
         """Whether Q and K rows are written with RoPE pairs as neighbors."""
-        asked = self.options.rope_layout
-        if asked == "source":
+        layout = self.options.rope_layout
+        if layout == "source":
             return any(tensor.layout.interleaved for tensor in self.tensors.values())
-        return self._rotates_pairs() if asked == "engine" else asked == "interleaved"
+        return self._rotates_pairs() if layout == "engine" else layout == "interleaved"
 
     def _check_missing(self) -> None:
         missing: Counter[str] = Counter()
-        for _, slot, held in slots.slots_of(self.table, self.config.num_layers):
+        for _, slot, names in slots.slots_of(self.table, self.config.num_layers):
             if not slot.zero_if_absent:
-                pairs = zip(slot.parts, held, strict=True)
+                pairs = zip(slot.parts, names, strict=True)
                 missing.update(part.canonical for part, canonical in pairs if canonical not in self.tensors)
         # zeros would stand there
         lost = {pattern: layers for pattern, layers in self.lost().items() if is_bias(pattern)}
         counts = {**missing, **{pattern: len(layers) for pattern, layers in lost.items()}}
-        self.refuse_missing(counts, catalog.tensors_said(self.config, format=self.index.format), lost=lost)
+        self.refuse_missing(counts, catalog.tensor_keys(self.config, format=self.index.format), lost=lost)
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

@@ -100,7 +100,7 @@ def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Pla
 Types = Mapping[str, DType]
 
 #: Slot -> the source tensors in it.
-Held = Mapping[str, Sequence[Tensor]]
+SlotTensors = Mapping[str, Sequence[Tensor]]
 
 _Q8_0 = DTYPES["Q8_0"]
 
@@ -119,21 +119,21 @@ class Remedies:
 
     def __init__(
         self,
-        held: Held,
+        tensors: SlotTensors,
         types: Types,
         quantized: Types,
         options: Options,
         right: Callable[[Types], bool],
         stand: Callable[[Types], bool],
     ) -> None:
-        self._held, self._types, self._quantized, self._options = held, types, quantized, options
+        self._slot, self._types, self._quantized, self._options = tensors, types, quantized, options
         self._right, self._stand = right, stand
 
-    def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
+    def least_change(self, layers: Sequence[tuple[str, ...]]) -> str:
         """Flag that changes the fewest matrices where types of a layer clash."""
         changed: dict[str, DType] = {}
-        for places in layers:
-            found = self._fewest([slot for slot in places if slot in self._types])
+        for group in layers:
+            found = self._fewest([slot for slot in group if slot in self._types])
             if found is None:
                 return ""
             changed |= found
@@ -150,21 +150,21 @@ class Remedies:
         floats = {slot: _Q8_0 for slot, dtype in self._types.items() if dtype.block == 1}
         every = dict.fromkeys(self._types, _Q8_0)
         for flag, changed in ((f"--quantize {_Q8_0}", floats), (f"--dequantize --quantize {_Q8_0}", every)):
-            fit = not any(tensor.shape[-1] % _Q8_0.block for slot in changed for tensor in self._held[slot])
+            fit = not any(tensor.shape[-1] % _Q8_0.block for slot in changed for tensor in self._slot[slot])
             if changed and fit and self._right({**self._types, **changed}):
                 return flag
         return ""
 
     def _is_quantized(self, slot: str) -> bool:
-        return any(tensor.name in self._quantized for tensor in self._held[slot])
+        return any(tensor.name in self._quantized for tensor in self._slot[slot])
 
-    def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
+    def _fewest(self, group: Sequence[str]) -> dict[str, DType] | None:
         """New types, small ones, for the fewest matrices that must change."""
-        here = {slot: self._types[slot] for slot in places}
-        for count in range(1, len(places) + 1):
+        here = {slot: self._types[slot] for slot in group}
+        for count in range(1, len(group) + 1):
             choices = [
                 dict(zip(some, types, strict=True))
-                for some in combinations(places, count)
+                for some in combinations(group, count)
                 for types in product(*(self._others(slot, here) for slot in some))
             ]
             fitting = [choice for choice in choices if self._stand({**here, **choice})]
@@ -180,27 +180,27 @@ class Remedies:
         if not self._is_quantized(slot):
             yield F32
             return
-        columns = [tensor.shape[-1] for tensor in self._held[slot]]
+        columns = [tensor.shape[-1] for tensor in self._slot[slot]]
         for dtype in dict.fromkeys([*here.values(), _Q8_0]):
             if dtype is not here[slot] and not any(number % dtype.block for number in columns):
                 yield dtype
 
     def _nbytes(self, types: Types) -> int:
-        return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._held[slot])
+        return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._slot[slot])
 
     def _names(self, changed: Types) -> dict[str, DType]:
         """New type by glob, or by name where globs would not be right."""
         globs: dict[str, DType] = {}
         exact: dict[str, DType] = {}
         for slot, dtype in changed.items():
-            for tensor in self._held[slot]:
-                shared = any(tensor.source == other.source for s in self._types for other in self._held[s] if s != slot)
+            for tensor in self._slot[slot]:
+                shared = any(tensor.source == other.source for s in self._types for other in self._slot[s] if s != slot)
                 name = tensor.name if shared else tensor.source
                 exact[name] = globs[parse(name).pattern.replace("{n}", "*")] = dtype
         after = dict(self._types)
         for slot in after:
             for glob, dtype in globs.items():
-                if any(fnmatchcase(name, glob) for tensor in self._held[slot] for name in (tensor.name, tensor.source)):
+                if any(fnmatchcase(name, glob) for tensor in self._slot[slot] for name in (tensor.name, tensor.source)):
                     after[slot] = dtype
         others = {slot for slot in after if after[slot] is not self._types[slot]} - changed.keys()
         several = len(exact) > 1 and (not others or len(exact) > _SHOWN)
@@ -253,7 +253,7 @@ class Bump3Planner(BumpPlanner):
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if absent is not None:
             plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
-            self.refuse(f"{absent.why or plain}{catalog.said(c, 'family', format=self.index.format)}")
+            self.refuse(f"{absent.why or plain}{catalog.bracketed(c, 'family', format=self.index.format)}")
             return
         if self.row is None:
             self.refuse(self.unknown_to_us(slots.GENERATED))
@@ -308,9 +308,9 @@ class Bump3Planner(BumpPlanner):
     def _as_floats(self, tensors: Sequence[Tensor]) -> str:
         """Flag that makes these quantized matrices FP32; empty for none."""
         if not any(tensor.name in self.quantized_as for tensor in tensors):
-            mine = [tensor.source for tensor in tensors]
+            sources = [tensor.source for tensor in tensors]
             blocks = {tensor.source for tensor in self.tensors.values() if tensor.dtype.block > 1}
-            return decoding_hint(mine, blocks - {*mine})
+            return decoding_hint(sources, blocks - {*sources})
         globs = {parse(tensor.source).pattern.replace("{n}", "*") for tensor in tensors}
         rules = "".join(f",{glob}=f32" for glob in sorted(globs))
         every = all(tensor.name in self.quantized_as for tensor in tensors)
@@ -326,7 +326,7 @@ class Bump3Planner(BumpPlanner):
         steps = self.steps(types, interleaved=interleaved)
         kinds = {dtype.name for dtype in self.matrices(types).values()}
         right = () if interleaved else releases.right_of_bump3(kinds, self.numbering)
-        self.notes += [releases.said(right)] if right and not slots.K_QUANTS & kinds else []
+        self.notes += [releases.release_note(right)] if right and not slots.K_QUANTS & kinds else []
         layout = "interleaved" if interleaved else "split"
         return self.made(
             [self.file(steps)],
@@ -375,7 +375,7 @@ class Bump5Planner(BumpPlanner):
             title, versions = self.release.title, self.release.versions
             self.refuse(f"the engine of {title} loads no bump {version}", f"--bump-version {versions[0]}")
         elif self.own_row is not None and self.own_row.why:
-            self.refuse(f"{self.own_row.why}{catalog.said(self.config, 'family', format=self.index.format)}")
+            self.refuse(f"{self.own_row.why}{catalog.bracketed(self.config, 'family', format=self.index.format)}")
         elif self.row is None:
             self.refuse(self.unknown_to_us(slots.TEMPLATED))
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):
@@ -403,7 +403,7 @@ class Bump5Planner(BumpPlanner):
     def _stay_floats(self) -> dict[str, DType]:
         """Slot -> type of the source, of matrices whose rows are no blocks."""
         each = slots.slots_of(self.table, self.config.num_layers)
-        parts = {name: self.tensors.get(held[0]) for name, _, held in each if held}
+        parts = {name: self.tensors.get(names[0]) for name, _, names in each if names}
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
     def _to_judge(self, types: Mapping[str, DType]) -> releases.FileFacts:
@@ -458,24 +458,24 @@ class Bump5Planner(BumpPlanner):
         def stand(types: Mapping[str, DType]) -> bool:
             return not releases.mixed(self.release, made._replace(types=types))
 
-        held = {
+        tensors = {
             name: [self.tensors[canonical] for canonical in names if canonical in self.tensors]
             for name, _, names in slots.slots_of(self.table, self.config.num_layers)
         }
-        remedies = Remedies(held, made.types, self.quantized_as, self.options, right, stand)
+        remedies = Remedies(tensors, made.types, self.quantized_as, self.options, right, stand)
         layers = [slot.rpartition(".")[0] for slot, _ in releases.mixed(self.release, made)]
         mixes = releases.mixes_of(self.release, made.circuit)
-        places = dict.fromkeys(slot for mix in mixes for slot in mix.slots + mix.beside)
-        apart = remedies.apart([tuple(f"{layer}.{slot}" for slot in places) for layer in layers]) if layers else ""
-        yield apart or remedies.rounded()
+        group = dict.fromkeys(slot for mix in mixes for slot in mix.slots + mix.beside)
+        flag = remedies.least_change([tuple(f"{layer}.{slot}" for slot in group) for layer in layers]) if layers else ""
+        yield flag or remedies.rounded()
         yield releases.elsewhere(self.release, lambda release: releases.remains_wrong(release, made))
 
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""
         slot_of = {
             canonical: name
-            for name, slot, held in slots.slots_of(self.table, self.config.num_layers)
-            for canonical in held
+            for name, slot, names in slots.slots_of(self.table, self.config.num_layers)
+            for canonical in names
             if slot.zero_if_absent
         }
         there = [tensor for name, tensor in self.tensors.items() if name in slot_of]
@@ -514,7 +514,7 @@ class Bump5Planner(BumpPlanner):
         assert self._made is not None
         right = releases.right(self._made)
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"], right)
-        self.notes.append(releases.said(right))
+        self.notes.append(releases.release_note(right))
         facts = documents.DocumentFacts(
             config=self.config,
             geometry=self.geometry,

@@ -18,9 +18,9 @@ from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
     FAMILIES,
     families_of_gguf,
+    family_in_gguf,
     family_of_model_type,
     family_without_name,
-    told_by_architecture,
     written_as,
 )
 from ckconv.families.schema import Family
@@ -467,10 +467,10 @@ def _faults(h: slots.HeaderV3) -> Iterator[str]:
     """Where a file is not what the loader's own arithmetic gives."""
     if h.num_heads * h.head_dim != h.hidden_size:
         yield f"num_heads {h.num_heads} x head_dim {h.head_dim} is not embed_dim {h.hidden_size}"
-    said = h._asdict()
+    fields = h._asdict()
     for field, (name, rounded) in ROUNDED.items():
-        if field in said and said[field] <= said[rounded] != slots.align(said[field]):
-            yield f"aligned_{name} {said[rounded]} is not {name} {said[field]} rounded up to 16"
+        if field in fields and fields[field] <= fields[rounded] != slots.align(fields[field]):
+            yield f"aligned_{name} {fields[rounded]} is not {name} {fields[field]} rounded up to 16"
 
 
 def _rope_layout(config: Mapping[str, Any]) -> str:
@@ -619,7 +619,7 @@ def _merged(config: Mapping[str, Any] | None, metadata: Metadata | None, manifes
         "the manifest": huggingface_config(manifest.document if manifest else None),
     }
     merged: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    origin: dict[str, str] = {}
     table = (config or {}).get("rope_parameters")  # where transformers 5 has the base
     table = table.get("full_attention", table) if isinstance(table, dict) else {}
     theta = {"rope_theta": table["rope_theta"]} if isinstance(table, dict) and "rope_theta" in table else {}
@@ -630,9 +630,9 @@ def _merged(config: Mapping[str, Any] | None, metadata: Metadata | None, manifes
             if key in _AGREEING and key in merged and merged[key] != value:
                 raise InputError(
                     "model.config",
-                    f"{what}: {key} is {quoted(str(value))}, {said[key]} says {quoted(str(merged[key]))}",
+                    f"{what}: {key} is {quoted(str(value))}, {origin[key]} says {quoted(str(merged[key]))}",
                 )
-            merged[key], said[key] = value, what
+            merged[key], origin[key] = value, what
     model = (manifest.document if manifest else {}).get("model")
     if "model_type" not in merged and isinstance(model, str):
         merged["model_type"] = model
@@ -656,12 +656,12 @@ def _written_as(own: object, family: str) -> bool:
     """Whether a model of the family ``own`` is written as one of ``family``."""
     if not isinstance(own, str) or own not in FAMILIES or not family:
         return False
-    return family == (written_as(FAMILIES[own], slots.TEMPLATED) or told_by_architecture(own))
+    return family == (written_as(FAMILIES[own], slots.TEMPLATED) or family_in_gguf(own))
 
 
 def row_family(name: str) -> Family:
     """The family whose row says how a file of this one is laid out."""
-    return FAMILIES[written_as(FAMILIES[name], slots.TEMPLATED) or told_by_architecture(name)]
+    return FAMILIES[written_as(FAMILIES[name], slots.TEMPLATED) or family_in_gguf(name)]
 
 
 def _engines(found: object) -> list[str]:

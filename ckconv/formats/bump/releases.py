@@ -13,7 +13,7 @@ from ckconv.core.lazy import NamedTuple, table_of
 from ckconv.core.metadata import table_within, within
 from ckconv.core.options import Options
 from ckconv.errors import InputError, an, counted
-from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
+from ckconv.families.catalog import FAMILIES, family_in_gguf, written_as
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER, Fields, listed, texts
 from ckconv.families.schema import Condition, Family, condition
@@ -367,7 +367,7 @@ def conditions(release: Release, made: FileFacts) -> Iterator[Reason]:
     circuit = release.circuits.get(made.circuit)
     for needed in (*made.right_if, *(circuit.right_if if circuit else ())):
         if not needed.expression.value(made.scope):
-            sentence = needed.said(made.scope) or f"the engine needs {needed.expression}"
+            sentence = needed.message(made.scope) or f"the engine needs {needed.expression}"
             yield Reason(sentence, needed.way_out(made.scope))
 
 
@@ -500,7 +500,7 @@ def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
     )
 
 
-def said(names: Collection[str]) -> str:
+def release_note(names: Collection[str]) -> str:
     """The note about the releases that compute a file."""
     titles = [releases()[name].title for name in names]
     if not titles:
@@ -530,10 +530,10 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
     found = {}
     for name, family in FAMILIES.items():
         row = family.engines.get(TEMPLATED)
-        told = FAMILIES[written_as(family, TEMPLATED) or told_by_architecture(name)]
-        its = told.engines.get(TEMPLATED)
+        base = FAMILIES[written_as(family, TEMPLATED) or family_in_gguf(name)]
+        its = base.engines.get(TEMPLATED)
         if its is not None and not its.absent and not (row is not None and row.absent):
-            found[name] = (told.gguf, {release.name: _said_of(release, name, told) for release in newer})
+            found[name] = (base.gguf, {release.name: _run_in_words(release, name, base) for release in newer})
     return found
 
 
@@ -558,12 +558,12 @@ def _mix_in_words(mix: Mix) -> str:
     return f"{slots} of {types} beside {', '.join(mix.beside)} of {others}"
 
 
-def _said_of(release: Release, name: str, told: Family) -> str:
-    if no_circuit(release, told.gguf):
+def _run_in_words(release: Release, name: str, base: Family) -> str:
+    if no_circuit(release, base.gguf):
         return "refused"
     condition = f" ({release.conditions[name]})" if name in release.conditions else ""
     if name in release.run:
         return f"right: {', '.join(release.run[name])}{condition}"
-    if name != told.name:
-        return f"not run; entry for entry {an(told.name)}{condition}"
+    if name != base.name:
+        return f"not run; entry for entry {an(base.name)}{condition}"
     return f"not run{condition}"

@@ -210,12 +210,12 @@ def check_map(index: TensorIndex) -> bool:
     path = document_beside(index.path, MAP_NAME)
     if index.format != "bump" or index.version < 4 or not path.exists():
         return False
-    held = dict(_slots(index))
+    stored = dict(_slots(index))
     faults: list[str] = []
     seen: set[str] = set()
     entries = list(_entries(path, faults))
     for name, place, _ in entries:
-        slot = held.get(name)
+        slot = stored.get(name)
         if name in seen:
             faults.append(f"{quoted(name)} is listed twice")
         elif slot is None:
@@ -224,7 +224,7 @@ def check_map(index: TensorIndex) -> bool:
             faults.append(f"{name} is {_words(place)}, in the file {_words(slot[0])}")
         seen.add(name)
     faults += _misplaced(entries)
-    faults += [f"{name} is missing" for name, (_, needed) in held.items() if needed and name not in seen]
+    faults += [f"{name} is missing" for name, (_, needed) in stored.items() if needed and name not in seen]
     if faults:
         raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
     return True
@@ -237,20 +237,20 @@ def _words(place: Place) -> str:
 
 def _slots(index: TensorIndex) -> Iterator[tuple[str, tuple[Place, bool]]]:
     """Slot -> its place, and whether the loader cannot do without it."""
-    places: dict[str, tuple[Place, bool]] = {}
+    found: dict[str, tuple[Place, bool]] = {}
     for tensor in index.tensors.values():
         word = slots.TYPE_WORDS.get(tensor.dtype.name, "")
-        first = places.get(tensor.source)
+        first = found.get(tensor.source)
         offset, nbytes = tensor.extents[0].offset, tensor.nbytes
         if first is not None:  # a slot of several parts, one after the other
             offset, nbytes = min(offset, first[0][1]), nbytes + first[0][2]
-        places[tensor.source] = (word, offset, nbytes), not tensor.may_be_absent
+        found[tensor.source] = (word, offset, nbytes), not tensor.may_be_absent
     for stored in index.facts.get("tokenizer") or ():
-        places[stored.name] = (
+        found[stored.name] = (
             (slots.CONTENT_WORDS[stored.dtype.name], stored.extent.offset, stored.extent.nbytes),
             False,
         )
-    yield from places.items()
+    yield from found.items()
 
 
 def _misplaced(entries: list[tuple[str, Place, int]]) -> Iterator[str]:

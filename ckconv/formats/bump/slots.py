@@ -50,7 +50,7 @@ def unusual(config: ModelConfig, format: str) -> Iterator[str]:
     scope = scope_of(family, config)
 
     def key(name: str, of_a_document: str) -> str:
-        return next(iter(catalog.keys_said(config, FIELD_OF.get(name, name), format)), of_a_document)
+        return next(iter(catalog.field_keys(config, FIELD_OF.get(name, name), format)), of_a_document)
 
     if "causal" in family.parameters and not scope["causal"]:
         yield f"{key('causal', 'is_causal')} = False"
@@ -403,18 +403,18 @@ def computed_by(types: Collection[str], numbering: str) -> str:
     """
     if never := sorted({*types} - K_QUANTS - {"F32"}):  # the loader's init fails with -6
         return f"no engine of bump 3 loads {' and '.join(never)} matrices"
-    held = " and ".join(sorted(K_QUANTS & set(types)))
-    if not held:
+    named = " and ".join(sorted(K_QUANTS & set(types)))
+    if not named:
         return ""
     if numbering == "v4":
-        return f"{held} by the codes 7 and 8: only the v1 runtime of April 2026 computes it; {_NEWER}"
+        return f"{named} by the codes 7 and 8: only the v1 runtime of April 2026 computes it; {_NEWER}"
     if "Q4_K" in types:
         return (
-            f"{held} by the codes 6 and 7: no known engine computes it. The engine of January 2026 has another Q4_K "
+            f"{named} by the codes 6 and 7: no known engine computes it. The engine of January 2026 has another Q4_K "
             f"than ggml's, April's v1 runtime wants --dtype-codes v4, {_NEWER}"
         )
     return (
-        f"{held} by the code 7: only the engine of January 2026 computes it. April's v1 runtime takes it for Q4_K and "
+        f"{named} by the code 7: only the engine of January 2026 computes it. April's v1 runtime takes it for Q4_K and "
         f"computes NaN: it wants --dtype-codes v4; {_NEWER}"
     )
 
@@ -576,7 +576,7 @@ def place(
     placed: list[PlacedTensor] = []
     kinds: dict[tuple[Part, DType], _Kind] = {}
     offset = start
-    for name, slot, held in slots_of(table, g.num_layers):
+    for name, slot, owned in slots_of(table, g.num_layers):
         if not slot.stored:
             continue
         if slot.content:
@@ -584,7 +584,7 @@ def place(
             offset += placed[-1].nbytes
             continue
         dtype = F32 if types is None else types[name]
-        for part, canonical in zip(slot.parts, held, strict=True):
+        for part, canonical in zip(slot.parts, owned, strict=True):
             kind = kinds.get((part, dtype)) or kinds.setdefault(
                 (part, dtype), _kind(part, dtype, g, interleaved, family, parameters or {})
             )

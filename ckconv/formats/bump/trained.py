@@ -119,14 +119,14 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         for name in manifest.entries
         if name.startswith(_HARNESS) or (name.endswith(("q_norm", "k_norm")) and not used(family, slots.TRAINED))
     }
-    kept = manifest._replace(entries={name: e for name, e in manifest.entries.items() if name not in unused})
+    stored = manifest._replace(entries={name: e for name, e in manifest.entries.items() if name not in unused})
     model = _config(path, config, family)
-    table, faults = header.slots_named(kept, slots.TABLES["trained"], model.num_layers)
+    table, faults = header.slots_named(stored, slots.TABLES["trained"], model.num_layers)
     if faults:
         raise header.mismatch_error(faults)
     interleaved = _interleaved(document, config, family)
     g = slots.geometry(model, context=model.context_length, step=1)
-    placed = header.relocated(slots.place(table, g, None, start=0, interleaved=interleaved, family=family), kept)
+    placed = header.relocated(slots.place(table, g, None, start=0, interleaved=interleaved, family=family), stored)
     _check_shapes(document, placed)
     _check_gaps(source, manifest, len(slots.MAGIC[4]) if wrapped else 0)
     lacking = _without_a_place(source, placed, family)
@@ -243,11 +243,11 @@ def _check_shapes(document: Mapping[str, Any], placed: list[slots.PlacedTensor])
     for item in placed:
         shape = rows.setdefault(item.slot_name, [0, *item.shape[1:]])
         shape[0] += item.shape[0]
-    said = {entry.get("name"): entry.get("shape") for entry in document["entries"]}
+    shapes = {entry.get("name"): entry.get("shape") for entry in document["entries"]}
     faults = [
-        f"{header.MANIFEST_NAME}: the shape of {name} is {_words(said[name])}, the model's sizes make it {shape}"
+        f"{header.MANIFEST_NAME}: the shape of {name} is {_words(shapes[name])}, the model's sizes make it {shape}"
         for name, shape in rows.items()
-        if said.get(name) is not None and said[name] != shape
+        if shapes.get(name) is not None and shapes[name] != shape
     ]
     if faults:
         raise InputError(header.CODE, faults[0], details=listed(faults[1:]))

@@ -165,8 +165,8 @@ def _template(facts: DocumentFacts) -> dict[str, Any]:
 
 def _hyperparameters(config: ModelConfig, g: slots.Geometry) -> dict[str, Any]:
     """Sizes and constants under Hugging Face's keys."""
-    said = {**_words(g), "rms_eps": config.norm_eps, "rope_theta": config.rope_theta}
-    return {theirs: said[ours] for ours, theirs in header.HUGGINGFACE_KEYS.items() if ours in said}
+    values = {**_words(g), "rms_eps": config.norm_eps, "rope_theta": config.rope_theta}
+    return {name: values[ours] for ours, name in header.HUGGINGFACE_KEYS.items() if ours in values}
 
 
 def config_json(facts: DocumentFacts) -> dict[str, Any]:

@@ -298,8 +298,8 @@ class GgufAdapterPlanner(AdapterPlanner):
         if outputs is None or len(b.shape) != 2:
             self.refuse(f"{module.name} is in an order of GGUF's own that no adapter can be in", MERGED)
             return entries
-        places = replace(outputs.layout(module.rank), scale=scale)
-        return [entries[0]._replace(layout=outputs.layout_of_a(*a.shape)), entries[1]._replace(layout=places)]
+        layout = replace(outputs.layout(module.rank), scale=scale)
+        return [entries[0]._replace(layout=outputs.layout_of_a(*a.shape)), entries[1]._replace(layout=layout)]
 
     def _by_heads(self, name: str, module: AdapterModule, b: Tensor, scale: float) -> Entry:
         """``lora_b`` with its rows where the rows of the base's matrix are."""
@@ -354,9 +354,9 @@ class GgufAdapterPlanner(AdapterPlanner):
             found["general.base_model.0.name"] = scalar("str", self.adapter.base_name)
         if self.alpha is not None:
             found[values.GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
-        for key, said in zip(values.GGUF_TASK_KEYS, self.adapter.task or (), strict=False):
-            if said:  # an empty text is not written there
-                found[key] = scalar("str", said)
+        for key, text in zip(values.GGUF_TASK_KEYS, self.adapter.task or (), strict=False):
+            if text:  # an empty text is not written there
+                found[key] = scalar("str", text)
         found["general.quantization_version"] = scalar("u32", 2)
         return found
 

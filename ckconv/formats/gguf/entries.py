@@ -43,7 +43,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError, and_more
 from ckconv.families import axes as shapes
 from ckconv.families.canonical import Item, as_head, plain_item
-from ckconv.families.catalog import FAMILIES, HEAD_SIZE, of_class, rows_of_head, said, tensors_said
+from ckconv.families.catalog import FAMILIES, HEAD_SIZE, bracketed, of_class, rows_of_head, tensor_keys
 from ckconv.families.keys import ROPE_KEYS, TABLES_OF_ROPE
 from ckconv.families.names import canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import DROP_MTP, LLAMA_CPP, Family
@@ -143,13 +143,13 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
                     rows = RowReader(tensor, files).rows(0, 1)
                     [[number]] = rows.view("<f8") if tensor.dtype is F64 else to_float32(rows, tensor.dtype)
                     with np.errstate(over="ignore"):
-                        kept = float(np.float32(number))
-                    if math.isinf(kept) and not math.isinf(number):
+                        single = float(np.float32(number))
+                    if math.isinf(single) and not math.isinf(number):
                         text = f"{tensor.source} is {number}, which no float32 holds"
                         planner.refuse(f"{text}, as which a GGUF has it ({patterns[name.pattern]})")
-                    elif kept != number == number:
+                    elif single != number == number:
                         rounded.append(tensor.source)
-                    numbers.setdefault(patterns[name.pattern], {})[name.layer] = kept
+                    numbers.setdefault(patterns[name.pattern], {})[name.layer] = single
     return lists | {
         key: scalar("f32", found[None])
         if None in found
@@ -211,14 +211,14 @@ def engine_reasons(
     if scaling is not None and not starts_behind(scaling, config, context):
         yield from _scaling_reasons(config, scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
-        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
+        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{bracketed(config, *HEAD_SIZE)}")
     if family.rope and config.rotary_dim != config.head_dim and not family.turns_a_part:
         what = f"RoPE rotates {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp rotates all"
-        yield Reason(what + said(config, "rotary_dim"))
+        yield Reason(what + bracketed(config, "rotary_dim"))
     if config.own.get("causal") is False and config.sliding_window and config.sliding_window < context:
         text = "llama.cpp's window ends before a token, and of one that sees in both ways around it"
-        yield Reason(text + said(config, "causal"))
-    eps = said(config, "norm_eps")
+        yield Reason(text + bracketed(config, "causal"))
+    eps = bracketed(config, "norm_eps")
     for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
             yield Reason(f"{what} is {number:g}, which float32 cannot hold")
@@ -226,8 +226,8 @@ def engine_reasons(
         yield no_epsilon(eps)
     if not context:
         yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
-    said_in = "" if config.raw else "gguf"
-    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, equal=equal, format=said_in)
+    key_format = "" if config.raw else "gguf"
+    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, equal=equal, format=key_format)
 
 
 def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:
@@ -435,7 +435,7 @@ def canonical_entries(
         name = parse(tensor.name)
         if name.pattern in keys:
             continue
-        own = [with_layer(part.canonical, name.layer) for part in sizes.held(written[name.pattern].parts)]
+        own = [with_layer(part.canonical, name.layer) for part in sizes.present(written[name.pattern].parts)]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):
             made = _entry(written[name.pattern].called(name.layer, sizes.scope), there, sizes)
@@ -478,7 +478,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
     headless = headless or (planner.head_is_loaders() and not planner.doubles_head(LLAMA_CPP))
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()
-    for tensor in planner.kept(index.tensors.values()):
+    for tensor in planner.remaining(index.tensors.values()):
         pattern = parse(tensor.name).pattern
         if tensor.name in zero_filled and pattern not in required:
             planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
@@ -512,18 +512,18 @@ def _check_missing(
         planner.refuse("no tensor of the text model is there, only what it hears or sees with", hint)
         return
     if bare > 0:
-        planner.refuse_bare(config.num_layers, bare, said(config, "num_layers", format=planner.index.format))
+        planner.refuse_bare(config.num_layers, bare, bracketed(config, "num_layers", format=planner.index.format))
         return
     missing: Counter[str] = Counter()
-    late = True
+    behind = True
     for pattern, layers in sorted(required_layers(config).items()):
         lost = [n for n in (layers if "{n}" in pattern else [0]) if with_layer(pattern, n) not in tensors]
-        missing[pattern], late = len(lost), late and all(n >= config.num_layers for n in lost)
+        missing[pattern], behind = len(lost), behind and all(n >= config.num_layers for n in lost)
     for pattern, layers in sorted(at_will(FAMILIES[config.family], LLAMA_CPP.row, config.scope).items()):
         names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else []
         absent = sum(name not in tensors and name not in zero_filled for name in names)
         if absent < len(names) and pattern not in missing:  # llama.cpp would compute without those that were lost
-            missing[pattern], late = absent, late and not absent
+            missing[pattern], behind = absent, behind and not absent
     for pattern in rows_of_head(planner.index):
         if missing[pattern] and (reason := _no_rows(planner.index, config, pattern)):
             planner.reasons.append(reason)
@@ -532,8 +532,8 @@ def _check_missing(
     unasked = {pattern: layers for pattern, layers in planner.lost().items() if pattern in free}
     counts = {**missing, **{pattern: len(layers) for pattern, layers in unasked.items()}}
     biases = {pattern: layers for pattern, layers in unasked.items() if is_bias(pattern)}
-    hint = DROP_MTP if late and any(missing.values()) else ""
-    planner.refuse_missing(counts, tensors_said(config, format=planner.index.format), hint, biases)
+    hint = DROP_MTP if behind and any(missing.values()) else ""
+    planner.refuse_missing(counts, tensor_keys(config, format=planner.index.format), hint, biases)
 
 
 def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | None:
@@ -567,8 +567,8 @@ def entry_of(name: str, parts: list[Tensor], sizes: Sizes, *, fp32: bool) -> Ent
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     layout = plain(*matrix_of(shape, F32))
     with suppress(shapes.AxesError):
-        held = names_of(family, "gguf").written[first.pattern]
-        shape, layout = layout_in(held, sizes, first.layer) or (shape, layout)
+        rule = names_of(family, "gguf").written[first.pattern]
+        shape, layout = layout_in(rule, sizes, first.layer) or (shape, layout)
     shift = shift_of(family, first.pattern)
     canonical = parts[0].name if len(parts) == 1 else name
     layout = shifted(layout, shift) if shift else layout
@@ -702,10 +702,10 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
     """
     found: list[Entry] = []
     nowhere: list[str] = []
-    apart: list[str] = []
+    separate: list[str] = []
     unasked: list[str] = []
     rounded = False
-    asked = planner.options.tensor_scales or planner.index.format == "gguf"
+    requested = planner.options.tensor_scales or planner.index.format == "gguf"
     names = {entry.name for entry in entries}
     for entry, dtype in zip(entries, types, strict=True):
         parts = [part for part in entry.parts if is_scaled(part.dtype)]
@@ -717,8 +717,8 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
             nowhere.append(module)
         elif any(numbers != each[0] for numbers in each):
-            apart.append(module)
-        elif any(number != 1 for number in each[0]) and not asked:
+            separate.append(module)
+        elif any(number != 1 for number in each[0]) and not requested:
             unasked.append(module)
         elif any(number != 1 for number in each[0]):
             content = pack(f"<{len(each[0])}f", *each[0])
@@ -729,7 +729,7 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
     asking = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
     for why, modules, hint in (
         ("llama.cpp has no place for the scale of the scales of", nowhere, DECODE),
-        ("parts of one matrix have scales of their own, and llama.cpp has one for it:", apart, DECODE),
+        ("parts of one matrix have scales of their own, and llama.cpp has one for it:", separate, DECODE),
         ("the scales of NVFP4 matrices have a scale, without which a reader gets other numbers:", unasked, asking),
     ):
         if modules:

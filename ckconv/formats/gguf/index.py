@@ -30,7 +30,7 @@ from ckconv.core.metadata import Value
 from ckconv.core.tensors import DroppedTensor, Extent, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, FamilyFit, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import family_of_gguf, gguf_words, llama_cpp_has, said_of
+from ckconv.families.catalog import bracketed_of, family_of_gguf, gguf_words, llama_cpp_has
 from ckconv.families.expressions import SLIDING, longrope_scale
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
@@ -107,12 +107,12 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
             if cell.read and not cell.unread:
                 value = _read(file, architecture, family, name, fail)
                 if "it" not in cell.read.names:  # what it is made of is at fault
-                    asked = (word for one in sorted(cell.read.names) for word in gguf_words(family, one))
-                    key = next(asked, key)
+                    keys = (word for one in sorted(cell.read.names) for word in gguf_words(family, one))
+                    key = next(keys, key)
                 elif isinstance(value, int) and value < 0:
                     others = [word for one in sorted(cell.read.names) for word in gguf_words(family, one)]
-                    said = {one: file.value(one) for one in (key, *others)}
-                    shown = ", ".join(f"{one} is {it}" for one, it in said.items() if it is not None)
+                    given = {one: file.value(one) for one in (key, *others)}
+                    shown = ", ".join(f"{one} is {it}" for one, it in given.items() if it is not None)
                     raise fail(f"{shown}: no {field} follows from it")
             number = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
             if values.setdefault(field, number) != number:
@@ -171,12 +171,12 @@ def config_of_keys(
     shard = read_header(NewHeader(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
     file = GgufFile(path, (shard,))
     config = gguf_config(file, family.gguf, family)
-    asked = family.in_gguf.condition.asked if family.in_gguf.condition is not None else ()
-    tells = any(key.startswith("=") for key in asked) and not any(key.startswith("/tokenizer.") for key in asked)
-    told = _family(file, family.gguf) if tells else None
-    if told is not None and told.in_gguf.condition == family.in_gguf.condition:
-        told = None  # nothing in a GGUF tells the two apart
-    return replace(config, family=told.name) if told is not None else config
+    keys = family.in_gguf.condition.probed_keys if family.in_gguf.condition is not None else ()
+    tells = any(key.startswith("=") for key in keys) and not any(key.startswith("/tokenizer.") for key in keys)
+    found = _family(file, family.gguf) if tells else None
+    if found is not None and found.in_gguf.condition == family.in_gguf.condition:
+        found = None  # nothing in a GGUF tells the two apart
+    return replace(config, family=found.name) if found is not None else config
 
 
 def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:
@@ -535,7 +535,7 @@ def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[s
         family,
         names_of(family, "gguf"),
         config,
-        said_of(config, "gguf"),
+        bracketed_of(config, "gguf"),
         layers=f"{architecture}.block_count",
         drop=drop,
     )

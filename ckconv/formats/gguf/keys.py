@@ -50,7 +50,7 @@ from ckconv.formats.gguf.values import (
     known_types,
     types_of,
 )
-from ckconv.formats.safetensors.files import PLAIN, POOLING, kept_documents, modules_of, pooling_of
+from ckconv.formats.safetensors.files import PLAIN, POOLING, modules_of, pooling_of, stored_documents
 from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.plan.planner import Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
@@ -80,7 +80,7 @@ _ROLES = {
     "sep": "seperator",
     "cls": "cls",
 }
-_NAMES = {f"{ours}{end}": f"{_PREFIX}{theirs}{_ID}" for ours, theirs in _ROLES.items() for end in ("_token", _ID)}
+_NAMES = {f"{ours}{end}": f"{_PREFIX}{word}{_ID}" for ours, word in _ROLES.items() for end in ("_token", _ID)}
 
 
 def _mistyped(key: str, value: Value, known: Mapping[str, list[str]]) -> str:
@@ -110,10 +110,10 @@ def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str
     if not kinds:
         return
     texts = {key: _text(kinds[key], _plain(as_read({key: metadata[key]})[key])) for key in kinds}
-    said = and_more([f"{key} is {metadata[key].type}, not {kind}" for key, kind in kinds.items()])
+    types = and_more([f"{key} is {metadata[key].type}, not {kind}" for key, kind in kinds.items()])
     flags = " ".join(f"--set-meta {key}={shlex.quote(text)}" for key, text in texts.items() if text)
     way = f": ckconv edit SRC DST {flags} gives it the right type" if all(texts.values()) else ""
-    yield f"llama.cpp does not load a key of another type ({said}){way}"
+    yield f"llama.cpp does not load a key of another type ({types}){way}"
 
 
 def _text(kind: str, value: object) -> str:
@@ -144,9 +144,9 @@ def resolved(metadata: Mapping[str, Value], pairs: tuple[tuple[str, str], ...]) 
         UsageError: ``usage.meta``, the vocabulary has no such token, or two flags say two things of one key.
     """
     found = tuple(_resolved(metadata, key, text) for key, text in pairs)
-    said: dict[str, tuple[str, str]] = {}
+    set_by: dict[str, tuple[str, str]] = {}
     for (short, _), (key, text) in zip(pairs, found, strict=True):
-        other, before = said.setdefault(key, (short, text))
+        other, before = set_by.setdefault(key, (short, text))
         if other != short and before != text:
             message = f"--set-meta {other} and {short} would have {key} say {quoted(before)} and {quoted(text)}"
             raise UsageError("usage.meta", message)
@@ -193,10 +193,10 @@ def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
 def card_keys(index: TensorIndex) -> dict[str, Value]:
     """Metadata keys of a model card."""
     own = {f"general.{key}": scalar("str", text) for key, text in own_texts(index).items() if key != "name"}
-    return own | {key: _said(value) for key, value in keys_of_card(card_of(index)).items()}
+    return own | {key: _as_value(value) for key, value in keys_of_card(card_of(index)).items()}
 
 
-def _said(value: str | int | list[str]) -> Value:
+def _as_value(value: str | int | list[str]) -> Value:
     if isinstance(value, list):
         return array("str", value)
     return scalar("str" if isinstance(value, str) else "u32", value)
@@ -237,10 +237,10 @@ def edited(
     if planner.index.tower is not None:
         rows = towers.tower_family(planner.index.tower.family).parameters.values()
         needed |= {f"{architecture}.{cell.key}" for row in rows for cell in row.key_cells("gguf")}
-    kept = _dropped(metadata, planner.options.drop_meta, needed)
+    remaining = _dropped(metadata, planner.options.drop_meta, needed)
     decided = _keys_of(architecture, [row for row in parameters if row[0] in SIZES])
     decided |= {ALIGNMENT_KEY, *tensors, *([] if own else [ARCHITECTURE_KEY])}
-    made = _with_set(kept, pairs, decided, architecture)
+    made = _with_set(remaining, pairs, decided, architecture)
     _check_numbers(made, [key for key, _ in pairs], architecture, parameters)
     _check_vocabulary(metadata, made, [key for key, _ in pairs], own=own)
     planner.changes = tuple(_changes(metadata, made, [key for key, _ in pairs]))
@@ -442,13 +442,13 @@ def pooling_keys(index: TensorIndex, family: schema.Family, notes: list[str]) ->
     if not (modules := modules_of(root_of(index))):
         return {}
     files = beside(index)
-    number, said = pooling_of(files, modules)
-    if not said:
+    number, pooling = pooling_of(files, modules)
+    if not pooling:
         notes.append("modules.json names no pooling: llama.cpp gives an embedding for every token")
     elif not number:
-        notes.append(f"{said} pools as llama.cpp does not, which gives an embedding for every token")
+        notes.append(f"{pooling} pools as llama.cpp does not, which gives an embedding for every token")
     made = {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
-    return made | {key: scalar("str", text) for key, text in kept_documents(files).items()}
+    return made | {key: scalar("str", text) for key, text in stored_documents(files).items()}
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:

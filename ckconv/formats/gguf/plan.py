@@ -75,7 +75,7 @@ from ckconv.io.files import own_texts
 from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
 from ckconv.plan.probe import placeholders, sinusoids
 from ckconv.plan.quantizing import GgufTensor, Matrix, Picture, TypePlan
-from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
+from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, decode_hint, missing_tensors, place, unmovable
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
 from ckconv.tokenizer.source import equal_tokens_of
@@ -124,7 +124,7 @@ def types_of(
                 choice = _Choice(choice.dtype, why, ORIGINAL)
             if choice.why:
                 planner.fault(choice.why, choice.hint, part.source, choice.groups)
-            elif why := apart([part], entry.layout, choice.dtype):
+            elif why := unmovable([part], entry.layout, choice.dtype):
                 planner.fault(why, DECODE, part.source)
             types.append(choice.dtype)
         if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.dtype == "engine":
@@ -146,7 +146,7 @@ def _in_order(entry: Entry, quantized: DType | None) -> Entry:
 
 
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
-    asked, source = planner.dtype, tensor.dtype
+    requested, source = planner.dtype, tensor.dtype
     if entry.table and not same_format:
         return _table(planner, tensor, entry.layout.shift == COUNTED)
     # A language model's FP8 is read as rows of a matrix, with their scales.
@@ -155,7 +155,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
-    if asked == "keep":
+    if requested == "keep":
         why = "" if source.ggml is not None else f"GGUF has no type for {source}"
         if entry.fp32 and source is not F32 and not same_format:
             return _Choice(source, why or f"llama.cpp computes with F32 here, and aborts at {source}", _WIDENED)
@@ -168,8 +168,8 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
         return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", decode_hint(source))
     if entry.fp32:
-        return _floats(source, F64 if source is F64 and asked == "engine" else F32, same_format)
-    return _floats(source, DTYPES[asked.upper()] if asked != "engine" else source, same_format)
+        return _floats(source, F64 if source is F64 and requested == "engine" else F32, same_format)
+    return _floats(source, DTYPES[requested.upper()] if requested != "engine" else source, same_format)
 
 
 #: Hint where a kept type is none that llama.cpp computes with.
@@ -311,11 +311,11 @@ class GgufPlanner(Planner):
 
     def _quantized(self, entries: Sequence[Entry]) -> TypePlan:
         """Types that ``--quantize`` gives; refuses unknown architectures."""
-        asked = entries if self.options.quantize else ()
+        quantizable = entries if self.options.quantize else ()
         if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
             self._placed = [GgufTensor(Matrix(e.name, e.shape), e.parts) for e in entries]
             return TypePlan(self, self._placed, None, Picture(model.stays, model.ends))
-        placed = [GgufTensor(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts]
+        placed = [GgufTensor(Matrix(e.name, e.shape), e.parts) for e in quantizable if e.parts]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
             if self.index.misfit is not None:
@@ -334,7 +334,7 @@ class GgufPlanner(Planner):
     def _config(self) -> ModelConfig | None:
         """The source's, of the family that a reader of the output takes it for."""
         config = self.index.config
-        return replace(config, family=catalog.told_by_architecture(config.family)) if config is not None else None
+        return replace(config, family=catalog.family_in_gguf(config.family)) if config is not None else None
 
     @cached_property
     def _context(self) -> int:
@@ -384,9 +384,9 @@ class GgufPlanner(Planner):
 
     def _check_options(self) -> None:
         family = catalog.FAMILIES[self._config.family] if self._config else None
-        asked = self.options.rope_layout
+        layout = self.options.rope_layout
         here = "interleaved" if family and interleaves(family) else "split"
-        if family and family.rope and asked in ("split", "interleaved") and asked != here:
+        if family and family.rope and layout in ("split", "interleaved") and layout != here:
             self.refuse(
                 f"a GGUF does not say how its Q and K rows lie, so {family.gguf} files have to be {here}",
                 "--rope-layout engine is what every reader of GGUF takes them for",
@@ -441,8 +441,8 @@ class GgufPlanner(Planner):
         template: dict[str, Value] = {}
         rounded: list[str] = []
         if self.index.format == "bump":
-            said = self.index.metadata.get("chat_template")  # of config.json beside it
-            template = {"tokenizer.chat_template": scalar("str", said)} if isinstance(said, str) and said else {}
+            text = self.index.metadata.get("chat_template")  # of config.json beside it
+            template = {"tokenizer.chat_template": scalar("str", text)} if isinstance(text, str) and text else {}
             lacks = "license and authors" if template else "chat template, license and authors"
             self.notes.append(f"a bump file says nothing of {lacks}: those keys are missing")
         numbers = keys_of_tensors(self, family, rounded)
@@ -473,10 +473,10 @@ class GgufPlanner(Planner):
         if groups and not (groups < experts and (groups == 1 or (experts % groups == 0 and 0 < chosen < groups))):
             text = f"llama.cpp stops at {groups} groups of {experts} experts of which {chosen} are chosen"
             format = self.index.format
-            of_source = [key for name in ("groups", "groups_used") for key in catalog.keys_said(config, name, format)]
+            of_source = [key for name in ("groups", "groups_used") for key in catalog.field_keys(config, name, format)]
             ones = " ".join(f"--set-meta {key}=1" for key in of_source)
             hint = f"ckconv edit SRC DST/ {ones} chooses the same experts" if groups == chosen and ones else ""
-            self.refuse(f"{text}{catalog.said(config, 'groups', 'groups_used', format=format)}", hint)
+            self.refuse(f"{text}{catalog.bracketed(config, 'groups', 'groups_used', format=format)}", hint)
 
     def _read_back(
         self, config: ModelConfig, family: Family, metadata: Mapping[str, Value], entries: Sequence[Entry]
@@ -558,10 +558,10 @@ class GgufPlanner(Planner):
             them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         elif own and config is None and self.index.tower is None:
-            mine = [change.key for change in self.changes if change.key.startswith(f"{architecture}.")]
-            if mine:
+            changed = [change.key for change in self.changes if change.key.startswith(f"{architecture}.")]
+            if changed:
                 text = f"no family of ckconv has the tensors of this {architecture}: what they allow"
-                self.notes.append(f"{text} {and_more(mine)} to say was not checked")
+                self.notes.append(f"{text} {and_more(changed)} to say was not checked")
         elif own and config is not None and made != metadata:
             self._note_edits(config, catalog.FAMILIES[config.family], metadata, made)
         return made
@@ -620,9 +620,9 @@ class GgufPlanner(Planner):
 
     def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
-        said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+        path = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
         name = own_texts(self.index).get("name") or parameters.display_name(
-            said or parameters.directory_name(self.index.path)
+            path or parameters.directory_name(self.index.path)
         )
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
@@ -662,11 +662,11 @@ class GgufPlanner(Planner):
             at = values.align_up(
                 values.header_bytes(keys, ((entries[n].name, len(entries[n].shape)) for n in group)), alignment
             )
-            places = array("Q")
+            offsets = array("Q")
             for n in group:
-                places.append(place(at))
+                offsets.append(place(at))
                 at = values.align_up(at + nbytes_of(entries[n], types[n]), alignment)
-            steps = made(len(group), partial(self._step, entries, types, group, places))
+            steps = made(len(group), partial(self._step, entries, types, group, offsets))
             files.append(OutputFile(self._file_name(number, len(groups)), at, steps))
             own.append(keys)
             alignments.append(alignment)
@@ -680,10 +680,10 @@ class GgufPlanner(Planner):
         return str(values.ShardName(shard.stem if shard else name.removesuffix(_SUFFIX), number + 1, count))
 
     def _step(
-        self, entries: Sequence[Entry], types: Sequence[DType], group: Sequence[int], places: Sequence[int], at: int
+        self, entries: Sequence[Entry], types: Sequence[DType], group: Sequence[int], offsets: Sequence[int], at: int
     ) -> Step:
         entry, dtype = entries[group[at]], types[group[at]]
-        extent = Extent(self.index.path, places[at], nbytes_of(entry, dtype))
+        extent = Extent(self.index.path, offsets[at], nbytes_of(entry, dtype))
         target = Tensor(entry.canonical, entry.name, dtype, entry.shape, (extent,), entry.layout)
         if entry.content is not None:
             return Step(entry.name, target, None, None, entry.content)
@@ -745,9 +745,9 @@ class TowerPlanner(GgufPlanner):
         for condition in (*row.right_if, *row.same_if):
             if not condition.expression.value(values := self._tower.parameters):
                 if condition in row.right_if:
-                    self.refuse(condition.said(values), condition.way_out(values))
+                    self.refuse(condition.message(values), condition.way_out(values))
                 else:
-                    self.notes.append(condition.said(values))
+                    self.notes.append(condition.message(values))
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         self._note_keys(family)
@@ -789,16 +789,16 @@ class TowerPlanner(GgufPlanner):
         written, entries, sizes = names_of(family, "gguf").written, dict[str, Entry](), Sizes(family, scope)
         wide: list[str] = []
         for name in map(parse, tensors):
-            held = written[name.pattern]
-            called = held.called(name.layer, scope)
-            parts = [tensors[part] for one in held.names if (part := with_layer(one, name.layer)) in tensors]
-            if len(parts) == len(held.names):
+            rule = written[name.pattern]
+            called = rule.called(name.layer, scope)
+            parts = [tensors[part] for one in rule.names if (part := with_layer(one, name.layer)) in tensors]
+            if len(parts) == len(rule.names):
                 short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
                 named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
                 fp32 = not short and (named or is_fp32(called))
                 if called.endswith(_ONE_CHANNEL):
-                    kept = self.dtype in ("engine", "keep") and all(part.dtype is not F32 for part in parts)
-                    if not kept and self.dtype not in ("f16", "bf16"):
+                    stays = self.dtype in ("engine", "keep") and all(part.dtype is not F32 for part in parts)
+                    if not stays and self.dtype not in ("f16", "bf16"):
                         wide.append(called)
                 entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
         if wide:
@@ -892,10 +892,10 @@ class DiffusionPlanner(GgufPlanner):
         return found
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
-        said = {"general.architecture": scalar("str", self._model.name)}
-        said |= dict(reversed(parameters.type_keys(self._file_type(entries, types)).items()))
+        keys = {"general.architecture": scalar("str", self._model.name)}
+        keys |= dict(reversed(parameters.type_keys(self._file_type(entries, types)).items()))
         cut = [entry for entry in entries if entry.shape != entry.parts[0].shape]
-        return said | {f"{ORIGINAL_SHAPE}{one.name}": int_array("i32", one.parts[0].shape) for one in cut}
+        return keys | {f"{ORIGINAL_SHAPE}{one.name}": int_array("i32", one.parts[0].shape) for one in cut}
 
 
 # Which planner makes a GGUF of what is no text model.

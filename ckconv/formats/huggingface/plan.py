@@ -17,7 +17,7 @@ from ckconv.families import catalog, schema
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensors
 from ckconv.formats.safetensors import checkpoint, config_json
-from ckconv.formats.safetensors.write import BLOCKS, Entry, StoredArray, module_of, places_of, planes
+from ckconv.formats.safetensors.write import BLOCKS, Entry, StoredArray, module_of, parts_layout, planes
 from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
@@ -119,7 +119,7 @@ def _is_symmetric(scheme: Scheme | None, dtype: DType) -> bool:
 
 def misplaced(entry: Entry) -> str:
     """Reason why a layout does not pack this module; empty if it does."""
-    whole = entry.places is None and not entry.shift and all(factor == 1 for factor in entry.factors)
+    whole = entry.stored is None and not entry.shift and all(factor == 1 for factor in entry.factors)
     if not entry.name.endswith(".weight") or not whole:
         return "its class does not store it as the matrix [out, in] of a linear layer"
     return ""
@@ -240,11 +240,11 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         method = within(self.document, "quantization_config", "quant_method")
         return super().keeps_names() and self.options.pack in ("", method)
 
-    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
-        stays = self.index.packed and not self.unpacked if kept else any(one[0].module is not None for one in modules)
+    def _finish(self, modules: Sequence[Module], copied: bool, metadata: Mapping[str, str]) -> Plan:
+        stays = self.index.packed and not self.unpacked if copied else any(one[0].module is not None for one in modules)
         if self.options.pack and not stays:
             self.notes.append(f"--pack {self.options.pack} packs nothing: all matrices of the output are floats")
-        return super()._finish(modules, kept, metadata)
+        return super()._finish(modules, copied, metadata)
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Float type of activations: bfloat16 beside packed FP4."""
@@ -261,13 +261,13 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
 
     def _renamed(self) -> Sequence[Module]:
         modules = super()._renamed()
-        apart = self._apart(self.types) if self.options.pack else 0
-        if apart:
-            said = _ONE_SCALE[self.options.pack].format(counted(apart, "place"))
-            self.refuse(said, DECODE) if self.options.pack == MODELOPT else self.notes.append(said)
+        count = self._differing_scales(self.types) if self.options.pack else 0
+        if count:
+            message = _ONE_SCALE[self.options.pack].format(counted(count, "place"))
+            self.refuse(message, DECODE) if self.options.pack == MODELOPT else self.notes.append(message)
         return modules
 
-    def _apart(self, types: Mapping[str, DType]) -> int:
+    def _differing_scales(self, types: Mapping[str, DType]) -> int:
         """Places where matrices that are computed as one differ in their scale."""
         wholes = {
             tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])
@@ -322,7 +322,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         if inverted and not all(inverse(number) for number in numbers):
             does, better = ("divides", MODELOPT) if layout == COMPRESSED else ("multiplies", COMPRESSED)
             as_they_are = {name: other.dtype for name, other in self.tensors.items()}
-            refused = better == MODELOPT and self._apart(as_they_are)
+            refused = better == MODELOPT and self._differing_scales(as_they_are)
             hint = DECODE if refused else f"--pack {better} writes it as it is; {DECODE}"
             return f"{layout} {does} by the scale of scales, and only a power of two has an exact inverse", hint
         return None
@@ -336,7 +336,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         """Tensors of a module, plain or in a quantizer's layout."""
         if not self.options.pack or dtype.block == 1 or entry.packed:
             return module_of(entry, parts, dtype)
-        shape, layout = places_of(entry, parts, dtype)
+        shape, layout = parts_layout(entry, parts, dtype)
         made = planes(entry, parts, layout, dtype, arrays_of(entry.name, shape, dtype))
         return (*made, *beside(entry, shape, dtype, self._factors(parts[0])[0]))
 

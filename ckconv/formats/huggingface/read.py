@@ -45,7 +45,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
 from ckconv.families import parameters, schema, sizes
 from ckconv.families.canonical import Canonical, FamilyFit, Item, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has, said, said_of
+from ckconv.families.catalog import FAMILIES, bracketed, bracketed_of, classes_of, drafter_of, llama_cpp_has
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -55,9 +55,9 @@ from ckconv.families.names import (
     OTHER_SCHEMES,
     REFERENCE,
     TEXT_PART,
+    draft_name,
     is_beside_text,
     names_of,
-    numbered_apart,
     scheme_names,
 )
 from ckconv.families.towers import canonical_diffusion, diffusion_of, tower_of_document, tower_parameters, tower_tensors
@@ -297,8 +297,8 @@ def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, A
     """The declared quantization, with ``quant_method`` if known."""
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config"):
-            if said := table_within(place, key):
-                return said
+            if declared := table_within(place, key):
+                return declared
     for name, method in BESIDE.items():
         if (root / name).is_file():
             found = read_object(root / name, _OF_QUANTIZER)
@@ -443,7 +443,7 @@ def packed_items(
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
     layers = described.layers_of(headers)
     own = any(tensor.name.endswith(_OWN) or tensor.dtype is _POWERS for tensor in stored)
-    marked = layers is not None or (own and any(tensor.name.endswith(described.SAID) for tensor in stored))
+    marked = layers is not None or (own and any(tensor.name.endswith(described.DESCRIPTION) for tensor in stored))
     method = method or described.COMFYUI * marked
     modules = dict(_modules(stored, method)) if own else {}
     if method in ("", described.COMFYUI):
@@ -474,9 +474,9 @@ def packed_items(
                 raise Conflict(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
-            header = _said_of(name, headers) if layers is None else described.said_of(module, layers)
-            said = PackConfig(method, settings_of(module, settings), integers, header)
-            found = check_bounded(packing.fit(arrays, said))
+            header = _header_of(name, headers) if layers is None else described.facts_of(module, layers)
+            pack_config = PackConfig(method, settings_of(module, settings), integers, header)
+            found = check_bounded(packing.fit(arrays, pack_config))
         except Conflict as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name, hint=ORIGINAL)
             continue
@@ -524,7 +524,7 @@ def packed_items(
     return PackedModules([item for item in named if item], packed, dropped, words, notes=notes)
 
 
-def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
+def _header_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
     """JSON object of the headers about a matrix; empty for anything else."""
     try:
         found = json.loads(next((header[name] for header in headers if name in header), "{}"))
@@ -651,15 +651,15 @@ def index_checkpoint(
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
     model, canonical, misfit = FamilyFit(None, Canonical({}, {}, (), rest))
     if config is not None and family:
-        known, said_of_model = family, unquantized(config) if found.packed else config
-        said_of_model = said_of_model if mlx else without_stale(said_of_model, checkpoint.tensors)
+        known, model_config = family, unquantized(config) if found.packed else config
+        model_config = model_config if mlx else without_stale(model_config, checkpoint.tensors)
         scheme = scheme if scheme in (*OTHER_SCHEMES, REFERENCE) else "mlx" if mlx else "hf"
 
         def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
             consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
             stored = _of_class(stored, known, scheme) if scheme in OTHER_SCHEMES else stored
             stored = tuple(one for one in stored if one.name.startswith(THINKER)) if whole else stored
-            model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
+            model = huggingface_config(model_config, known, stored, path, consumer=consumer)
             items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
             read = partial(
                 canonicalize,
@@ -667,14 +667,14 @@ def index_checkpoint(
                 known,
                 scheme_names(known, scheme),
                 model,
-                said_of(model),
+                bracketed_of(model),
                 path=path,
-                layers=f"the number of layers{said(model, 'num_layers')}",
+                layers=f"the number of layers{bracketed(model, 'num_layers')}",
                 drop=globs,
             )
-            beside = text_key(said_of_model) or isinstance(said_of_model.get("vision_config"), dict)
+            beside = text_key(model_config) or isinstance(model_config.get("vision_config"), dict)
             nested = NESTED if beside or architecture.endswith(TEXT_PART) else ()
-            nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
+            nested = (*_nested_in_mlx(model_config), *nested) if mlx else nested
             nested = (*nested, (THINKER, "")) if whole else nested
             canonical = read(nested=nested)
             heads = [tensor.source for tensor in canonical.tensors.values()]
@@ -754,12 +754,12 @@ def with_modules(index: TensorIndex) -> TensorIndex:
         files = {path.name: path for path in index.part_files if path.parent.name == folder}
         if not files.keys() >= {CONFIG_NAME, "model.safetensors"}:
             continue
-        said, stored = (
+        settings, stored = (
             read_object(files[CONFIG_NAME], _DOCUMENT),
             read_safetensors(files["model.safetensors"]).tensors,
         )
-        if computes_plainly(said) and [one.name for one in stored] == [LINEAR] and len(stored[0].shape) == 2:
-            meant = tuple(said.get(key) for key in ("out_features", "in_features"))
+        if computes_plainly(settings) and [one.name for one in stored] == [LINEAR] and len(stored[0].shape) == 2:
+            meant = tuple(settings.get(key) for key in ("out_features", "in_features"))
             if meant != stored[0].shape:
                 text = f"out_features and in_features are {meant}, and {LINEAR} beside it is {stored[0].shape}"
                 raise InputError("model.config", text, path=files[CONFIG_NAME])
@@ -808,7 +808,7 @@ def _of_class(stored: Sequence[StoredTensor], family: schema.Family, scheme: str
         if own is None or own.parts[0].stack:
             return with_layer(name.pattern, name.layer).replace("{e}", str(name.expert))
         plain, canonical = with_layer(own.pattern, name.layer), with_layer(own.canonical, name.layer)
-        return numbered_apart(plain, canonical, family, first) if ".draft." in canonical else plain
+        return draft_name(plain, canonical, family, first) if ".draft." in canonical else plain
 
     return tuple(one._replace(name=called(name)) for one, name in zip(stored, names, strict=True))
 
@@ -838,8 +838,8 @@ def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
     The header's ``__metadata__`` says by which name (``_remove_duplicate_names`` of ``safetensors/torch.py``).
     """
     stored = {tensor.name: tensor for tensor in checkpoint.tensors}
-    said = [item for shard in checkpoint.shards for item in shard.metadata.items()]
-    return [stored[kept]._replace(name=name) for name, kept in said if kept in stored and name not in stored]
+    pairs = [item for shard in checkpoint.shards for item in shard.metadata.items()]
+    return [stored[own]._replace(name=name) for name, own in pairs if own in stored and name not in stored]
 
 
 def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> Canonical:
@@ -965,6 +965,6 @@ def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapp
     for name, table in _SETTINGS.items():
         path = next((side for side in index.side_files if side.name == name), Path(index.path) / name)
         if (name in documents) if documents is not None else path.is_file():
-            said = read_object(path, _DOCUMENT) if documents is None else parse_object(documents[name], _DOCUMENT, path)
-            found |= {**said, **table_within(said, table)}
+            keys = read_object(path, _DOCUMENT) if documents is None else parse_object(documents[name], _DOCUMENT, path)
+            found |= {**keys, **table_within(keys, table)}
     return found

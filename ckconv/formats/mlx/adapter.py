@@ -239,9 +239,9 @@ class MlxAdapterPlanner(AdapterPlanner):
                 entry = build(f"{self.paths[module.name]}{ending}", tensor, scale=scale)
                 outputs = self.placed(self.paths[module.name]) if role is Role.B and turned else None
                 if outputs is not None:
-                    places = outputs.layout(module.rank, turned=True, stored_rank=self.rank)
+                    layout = outputs.layout(module.rank, turned=True, stored_rank=self.rank)
                     shape = (self.rank, outputs.rows)
-                    found.append(entry._replace(layout=replace(places, scale=scale), shape=shape))
+                    found.append(entry._replace(layout=replace(layout, scale=scale), shape=shape))
                     continue
                 widened = role in (Role.A, Role.B) and not stacked
                 found.append(self._widened(entry, role, turned) if widened else entry)

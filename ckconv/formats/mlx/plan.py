@@ -15,7 +15,7 @@ from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.lazy import cached_property, replace, table_of
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.options import Options
-from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
+from ckconv.core.tensors import Tensor, TensorIndex, blocks_split, parse
 from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families import catalog, keys, parameters, towers
 from ckconv.families.schema import DRAFTS, MLX_LM, MLX_VLM, Engine, Family, Loader
@@ -50,17 +50,17 @@ def _modules() -> Mapping[str, Mapping[str, list[str]]]:
     return table_of(Path(__file__).with_name("modules.toml"))
 
 
-def asked_of(text: str) -> TypeRequest:
+def type_request(text: str) -> TypeRequest:
     """Parse the flag.
 
     Raises:
         UsageError: ``usage.quantize``, MLX has no such type.
     """
-    asked = parsed(text)
-    for word in (asked.word, *(word for _, word in asked.rules)):
+    request = parsed(text)
+    for word in (request.word, *(word for _, word in request.rules)):
         if word not in FLOATS:
             quantization_of(word, text)
-    return asked
+    return request
 
 
 def quantization_of(word: str, text: str) -> Quantization:
@@ -99,7 +99,7 @@ def _no_codes(entry: Entry, parts: Sequence[Tensor], chosen: Quantization) -> st
     if any(factor != 1.0 for factor in entry.factors):
         return "the class multiplies its result by a factor, which codes cannot store"
     floats = all(part.dtype.block == 1 for part in parts)
-    if floats and entry.places and blocks_apart(type_of(chosen, F32), entry.places[1]):
+    if floats and entry.stored and blocks_split(type_of(chosen, F32), entry.stored[1]):
         return "the class has columns of it for rows, and codes are made of its own rows"
     return ""
 
@@ -224,9 +224,9 @@ class MlxPlanner(CheckpointPlanner):
             if self.index.format != self.format and (why := self.unsound(tensor)):
                 self.fault(why, ORIGINAL, tensor.source)
             return tensor.dtype
-        asked = self.dtype
-        triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
-        if triple is None or asked == "keep":
+        requested = self.dtype
+        triple = triple_for(tensor.dtype, F32 if requested in ("engine", "keep") else DTYPES[requested.upper()])
+        if triple is None or requested == "keep":
             why = f"{tensor.dtype} {'has no exact form in MLX' if triple is None else 'is another type in MLX'}"
             why += nearest(tensor.dtype, mlx=True) if triple is None else ""
             if not decodable(tensor.dtype):
@@ -284,16 +284,16 @@ class MlxPlanner(CheckpointPlanner):
 
     def _quantized_to(self, entry: Entry, parts: Sequence[Tensor]) -> dict[str, DType]:
         """Types that ``--quantize`` asks for a matrix's parts; may be empty."""
-        asked = asked_of(self.options.quantize)
-        word = asked.of(entry.name, *parts)
+        wanted = type_request(self.options.quantize)
+        word = wanted.of(entry.name, *parts)
         module, _, kind = entry.name.rpartition(".")
         if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
             return {}
         columns = parts[0].shape[-1]
-        general = quantization_of(asked.word, self.options.quantize)
+        general = quantization_of(wanted.word, self.options.quantize)
         chosen = default_of(module, self._class, general, columns, self._dense)
         if word:
-            self._named.update(glob for glob, _ in asked.rules if any(names(glob, entry.name, part) for part in parts))
+            self._named.update(glob for glob, _ in wanted.rules if any(names(glob, entry.name, part) for part in parts))
             chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
         elif not general.divides(columns) and columns > (least := general.group_size):  # a convolution's are shorter
             text = f"rows of {columns:,} are not whole groups of {least:,} and stay floats"
@@ -314,7 +314,7 @@ class MlxPlanner(CheckpointPlanner):
     def refuse_faults(self) -> None:
         """Refuse rules of ``--quantize`` that name nothing, too."""
         super().refuse_faults()
-        for glob, word in asked_of(self.options.quantize).rules if self.options.quantize else ():
+        for glob, word in type_request(self.options.quantize).rules if self.options.quantize else ():
             if glob not in self._named:
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
 
@@ -326,7 +326,7 @@ class MlxPlanner(CheckpointPlanner):
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
         """Type of a matrix that is quantized or of floats."""
-        source, asked = tensor.dtype, self.dtype
+        source, requested = tensor.dtype, self.dtype
         same = triple_of(source)
         if same is not None and chosen == same.quantization and not self.decoded(tensor):
             return source
@@ -334,34 +334,34 @@ class MlxPlanner(CheckpointPlanner):
             why = f"--quantize rounds floats, and {source} is quantized already"
             self.fault(why, "--dequantize decodes it first", tensor.source)
         number = F32 if source.kind is Kind.BLOCK else source
-        number = number if asked in ("engine", "keep") else DTYPES[asked.upper()]
+        number = number if requested in ("engine", "keep") else DTYPES[requested.upper()]
         if chosen is None:
             return plain or number
         if not chosen.has_biases and number is not source and source.kind is not Kind.BLOCK:
             self.fault(f"{chosen.mode} is made of the source's own values", "leave out --dtype", tensor.source)
         return type_of(chosen, number)
 
-    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
+    def _finish(self, modules: Sequence[Module], copied: bool, metadata: Mapping[str, str]) -> Plan:
         errors = Errors()
         if self.options.quantize:
-            modules = [tuple(self._told(piece, errors) for piece in module) for module in modules]
-        plan = super()._finish(modules, kept, metadata)
+            modules = [tuple(self._measured(piece, errors) for piece in module) for module in modules]
+        plan = super()._finish(modules, copied, metadata)
         return replace(plan, errors=errors) if self.options.quantize else plan
 
-    def _told(self, piece: Piece, errors: Errors) -> Piece:
+    def _measured(self, piece: Piece, errors: Errors) -> Piece:
         """Piece whose conversions measure a module's error once."""
         if piece.conversion is None:
             return piece
         how = QuantSettings(errors=None if piece.conversion.plane else errors)
 
-        def told(conversion: Conversion, source: Tensor | None) -> Conversion:
+        def measured(conversion: Conversion, source: Tensor | None) -> Conversion:
             if source is not None and self.decoded(source):
                 conversion = of_values(conversion)
             rounds = conversion.quantizes or conversion.action is Action.NARROW
             return conversion._replace(quantizing=how) if rounds else conversion
 
-        runs = tuple(run._replace(conversion=told(run.conversion, run.tensor)) for run in piece.runs)
-        return piece._replace(conversion=told(piece.conversion, piece.source), runs=runs)
+        runs = tuple(run._replace(conversion=measured(run.conversion, run.tensor)) for run in piece.runs)
+        return piece._replace(conversion=measured(piece.conversion, piece.source), runs=runs)
 
     def _renamed(self) -> Sequence[Module]:
         modules = super()._renamed()
@@ -418,7 +418,7 @@ class MlxPlanner(CheckpointPlanner):
             return None
         common = Counter(found.values()).most_common(1)[0][0]
         if self.options.quantize:
-            common = quantization_of(asked_of(self.options.quantize).word, self.options.quantize)
+            common = quantization_of(type_request(self.options.quantize).word, self.options.quantize)
         return {**_entry(common), **{name: _entry(q) for name, q in sorted(found.items()) if q != common}}
 
 
@@ -462,10 +462,10 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         scope = self._scope(config)
         for condition in row.right_if:
             if not condition.expression.value(scope):
-                self.refuse(condition.said(scope), condition.hint or text)
+                self.refuse(condition.message(scope), condition.hint or text)
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and mlx-vlm has no place for it", text)
-        self.notes += [one.said(scope) for one in row.same_if if not one.expression.value(scope)]
+        self.notes += [one.message(scope) for one in row.same_if if not one.expression.value(scope)]
         self.notes.append("; ".join(filter(None, ("mlx-vlm loads the text model and the tower", text))))
 
     def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
@@ -505,15 +505,15 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
         named = catalog.FAMILIES[config.family].in_huggingface.names  # another was told by its class
         kind = {name: inner[name] for name in ("model_type",) if inner.get(name) in named}
-        said = complete(self.index, config, self.said(modules, False))
+        given = complete(self.index, config, self.config_document(modules, False))
         tables = {
-            name: {**(said.get(name) or {}), **(it or {}), **own[name]}
+            name: {**(given.get(name) or {}), **(it or {}), **own[name]}
             for name, it in inner.items()
             if isinstance(own.get(name), dict)
         }
         # Of a class that divides the width by the heads it would be a number that no other reader is told.
-        said = said if "head_dim" in row.needs else {name: one for name, one in said.items() if name != "head_dim"}
-        made = {**said, **own, **tables, **kind}
+        given = given if "head_dim" in row.needs else {name: one for name, one in given.items() if name != "head_dim"}
+        made = {**given, **own, **tables, **kind}
         made = {name: value for name, value in made.items() if name not in (*OF_THE_CLASS, *QUANTIZATION_KEYS)}
         table = made.get("rope_parameters")
         if "rope_scaling" in row.needs and isinstance(table, dict) and not made.get("rope_scaling"):
@@ -521,15 +521,15 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
             made["rope_scaling"] = {**scaling, "type": scaling.get("rope_type", "default")}
         for name, value in parameters.nested(self.written.entries).items():
             if isinstance(value, dict) and name not in BESIDE:
-                said = {inner: number for inner, number in value.items() if number is not None}
+                given = {inner: number for inner, number in value.items() if number is not None}
                 own = whole.get(name, {})
-                known = own.get("model_type") in (self.within, said.get("model_type"))  # others stop the class
-                whole[name] = {**said, **{key: it for key, it in own.items() if known or key != "model_type"}}
+                known = own.get("model_type") in (self.within, given.get("model_type"))  # others stop the class
+                whole[name] = {**given, **{key: it for key, it in own.items() if known or key != "model_type"}}
         if self.doubles_head(self.loader) and config.tied:
             whole["tie_word_embeddings"] = made["tie_word_embeddings"] = True  # of the model: the class has a copy
         if row.at_top:  # but for tokens of pictures, which the class has of the whole
-            kept = {"model_type", *self.seeing.in_huggingface.tokens} & whole.keys()
-            whole |= {name: value for name, value in made.items() if name not in kept}
+            of_whole = {"model_type", *self.seeing.in_huggingface.tokens} & whole.keys()
+            whole |= {name: value for name, value in made.items() if name not in of_whole}
         if key:
             whole = {name: value for name, value in whole.items() if name in made or name not in self._unread}
             whole[key] = made
@@ -550,4 +550,4 @@ def _entry(quantization: Quantization) -> dict[str, Any]:
 
 #: What a model of MLX may have, and what becomes an MLX matrix without being decoded.
 BLOCKS = tuple(dtype.name for dtype in BY_BLOCK)
-HELD = (*BLOCKS, *(dtype.name for dtype in SUPERBLOCKS if dtype not in BY_BLOCK))
+EXACT_BLOCKS = (*BLOCKS, *(dtype.name for dtype in SUPERBLOCKS if dtype not in BY_BLOCK))

@@ -103,13 +103,13 @@ class PeftPlanner(AdapterPlanner):
         in_middle = is_transposed(model)
         widths = (first, second) if in_middle else (second, first)
         swapped = parameter.turned != in_middle
-        places = [
+        layouts = [
             matrices(sides, experts, rank, swapped=swapped, widths=widths) for sides in parameter.modules.values()
         ]
         a, others = self.tensor(modules[0], Role.A), [self.tensor(module, Role.B) for module in modules]
-        whole = places[0][1]
-        strips = tuple(strip for _, layout in places for strip in layout.strips)
-        rows = sum(layout.rows for _, layout in places)
+        whole = layouts[0][1]
+        strips = tuple(strip for _, layout in layouts for strip in layout.strips)
+        rows = sum(layout.rows for _, layout in layouts)
         scale = others[0].layout.scale
         of_b = replace(whole, rows=rows, strips=strips, shared=False, scale=scale)
         shapes = ((experts * rank, widths[0]), (widths[1], rank * experts))
@@ -118,7 +118,7 @@ class PeftPlanner(AdapterPlanner):
         ends = [f"{PEFT_PREFIX}{path}{inner}{_ENDINGS[role]}" for role in (Role.A, Role.B)]
         one, other = (1, 0) if swapped else (0, 1)
         made = [
-            Entry(ends[one], a, replace(places[0][0], shared=False), shapes[one]),
+            Entry(ends[one], a, replace(layouts[0][0], shared=False), shapes[one]),
             Entry(ends[other], others[0], of_b, shapes[other], tuple(others[1:])),
         ]
         return sorted(made, key=lambda entry: entry.name)
@@ -155,8 +155,8 @@ class PeftPlanner(AdapterPlanner):
                     entry = as_rows(f"{prefix}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale)
                     outputs = self.placed(self.paths[module.name]) if role is Role.B else None
                     if outputs is not None:
-                        places = replace(outputs.layout(module.rank), scale=tensor.layout.scale)
-                        entry = entry._replace(layout=places, shape=(outputs.rows, module.rank))
+                        layout = replace(outputs.layout(module.rank), scale=tensor.layout.scale)
+                        entry = entry._replace(layout=layout, shape=(outputs.rows, module.rank))
                     found.append(entry)
         return found
 

@@ -495,9 +495,9 @@ def add_experts(
         in_middle = widths == (first, second) and (first != second or is_transposed(model))
         rank = a.shape[0] // experts
         if config.rank_of(parameter.path) != rank:
-            said = config.rank_of(parameter.path)
-            message = f"{parameter.path}: lora_A and lora_B have rank {rank}, r makes it {said}"
-            collector.faults.add("adapter.rank", message, tensor=path, found=rank, allowed=said)
+            declared = config.rank_of(parameter.path)
+            message = f"{parameter.path}: lora_A and lora_B have rank {rank}, r makes it {declared}"
+            collector.faults.add("adapter.rank", message, tensor=path, found=rank, allowed=declared)
             return True
         alpha = config.alpha_of(parameter.path)
         scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
@@ -542,15 +542,15 @@ _Steps = tuple[int, int, int]
 def _first(side: Side, experts: int, rank: int, steps: _Steps, stored: tuple[int, int]) -> Layout:
     each, column, along = steps
     cols = _count(side)
-    places = Strip(side.first * along, merged([(experts, each), (rank, column)]), merged(side.spread(along)))
-    return Layout(experts * rank, cols, *stored, (places,), shared=experts * rank * cols != stored[0] * stored[1])
+    strip = Strip(side.first * along, merged([(experts, each), (rank, column)]), merged(side.spread(along)))
+    return Layout(experts * rank, cols, *stored, (strip,), shared=experts * rank * cols != stored[0] * stored[1])
 
 
 def _second(side: Side, experts: int, rank: int, steps: _Steps, stored: tuple[int, int]) -> Layout:
     each, column, along = steps
     rows = experts * _count(side)
-    places = Strip(side.first * along, merged([(experts, each), *side.spread(along)]), merged([(rank, column)]))
-    return Layout(rows, rank, *stored, (places,), shared=rows * rank != stored[0] * stored[1])
+    strip = Strip(side.first * along, merged([(experts, each), *side.spread(along)]), merged([(rank, column)]))
+    return Layout(rows, rank, *stored, (strip,), shared=rows * rank != stored[0] * stored[1])
 
 
 def _count(side: Side) -> int:

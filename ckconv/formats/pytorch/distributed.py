@@ -61,8 +61,8 @@ def read_distributed(directory: Path) -> list[GatheredTensor]:
         if source.size > MAX_PICKLE:
             raise InputError("dcp.metadata", f"has {source.size:,} bytes; {MAX_PICKLE:,} are allowed", path=path)
         try:
-            said = unpickle(source.read_whole(0, source.size), DCP_NAMES).value
-            tensors, places, paths = _described(said)
+            saved = unpickle(source.read_whole(0, source.size), DCP_NAMES).value
+            tensors, positions, paths = _described(saved)
         except EOFError:
             raise InputError("dcp.metadata", "ends early; the download looks incomplete", path=path) from None
         except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -75,7 +75,7 @@ def read_distributed(directory: Path) -> list[GatheredTensor]:
     with _Chunks(directory) as chunks:
         for key, name in sorted(chosen.items(), key=lambda item: item[1]):
             dtype, shape, boxes = tensors[key]
-            wanted = [chunks.box(key, dtype, start, own, places.get((key, start))) for start, own in boxes]
+            wanted = [chunks.box(key, dtype, start, own, positions.get((key, start))) for start, own in boxes]
             if why := _untiled(shape, boxes):
                 raise InputError("dcp.chunks", f"{why} {list(shape)}", path=path, tensor=key)
             found.append(GatheredTensor(name, dtype, Assembly(shape, dtype.size, wanted)))
@@ -83,13 +83,13 @@ def read_distributed(directory: Path) -> list[GatheredTensor]:
 
 
 _Tensors = dict[str, tuple[DType, _Numbers, list[tuple[_Numbers, _Numbers]]]]
-_Places = dict[tuple[str, _Numbers], tuple[str, int, int]]
+_Positions = dict[tuple[str, _Numbers], tuple[str, int, int]]
 
 
-def _described(said: Any) -> tuple[_Tensors, _Places, Mapping[str, Any]]:
+def _described(saved: Any) -> tuple[_Tensors, _Positions, Mapping[str, Any]]:
     """Types, sizes and chunks of the tensors, and their places in the state."""
     tensors: _Tensors = {}
-    for key, item in said.state["state_dict_metadata"].items():
+    for key, item in saved.state["state_dict_metadata"].items():
         if not isinstance(key, str) or item.named.name != "TensorStorageMetadata":
             continue
         state = item.state
@@ -99,8 +99,8 @@ def _described(said: Any) -> tuple[_Tensors, _Places, Mapping[str, Any]]:
         tensors[key] = dtype, _numbers(state["size"]), chunks
     if len(tensors) > MAX_TENSORS:
         raise Malformed(f"lists {len(tensors):,} tensors; {MAX_TENSORS:,} are allowed")
-    places: _Places = {}
-    for index, info in said.state["storage_data"].items():
+    positions: _Positions = {}
+    for index, info in saved.state["storage_data"].items():
         where, place = index.state, info.state
         if where["fqn"] in tensors:
             start = where["offset"]
@@ -110,8 +110,8 @@ def _described(said: Any) -> tuple[_Tensors, _Places, Mapping[str, Any]]:
             path, offset, nbytes = place["relative_path"], *_numbers((place["offset"], place["length"]))
             if not isinstance(path, str):
                 raise TypeError
-            places[where["fqn"], start] = path, offset, nbytes
-    return tensors, places, table_within(said.state, "planner_data")
+            positions[where["fqn"], start] = path, offset, nbytes
+    return tensors, positions, table_within(saved.state, "planner_data")
 
 
 def _numbers(values: Any) -> _Numbers:
@@ -185,8 +185,8 @@ class _Chunks(ExitStack):
         if not isinstance(view, View) or view.dtype is not dtype or view.shape != own:
             message = f"a chunk of {quoted(key)} is not {dtype} {list(own)}, as .metadata says"
             raise InputError("dcp.chunks", message, path=source.path, tensor=key)
-        held = extent_of(key, view, saved.storages.get(view.storage.key), source.path)
-        return Box(held._replace(offset=held.offset + offset), start, own)
+        extent = extent_of(key, view, saved.storages.get(view.storage.key), source.path)
+        return Box(extent._replace(offset=extent.offset + offset), start, own)
 
 
 def is_distributed(names: Collection[str]) -> bool:
@@ -241,8 +241,8 @@ def read_deepspeed(directory: Path) -> list[JoinedTensor]:
     names = sorted(each.name for each in directory.iterdir() if _STATES.fullmatch(each.name))
     files = [found for found in map(_FILE.fullmatch, names) if found]
     if len(files) < len(names):
-        apart = next(name for name in names if not _FILE.fullmatch(name))
-        message = f"holds {quoted(apart)}; experts and layers of a pipeline that DeepSpeed saves apart are not read"
+        foreign = next(name for name in names if not _FILE.fullmatch(name))
+        message = f"holds {quoted(foreign)}; experts and layers of a pipeline that DeepSpeed saves apart are not read"
         hint = "load it in the program that trained it, and save the model with save_pretrained"
         raise UnsupportedError("deepspeed.shares", message, path=directory, hint=hint)
     if any(int(found[2]) for found in files):
@@ -253,8 +253,8 @@ def read_deepspeed(directory: Path) -> list[JoinedTensor]:
     models = [_State(directory / found[0]) for found in files if found[3] == "model"]
     path = models[0].path
     try:
-        said = models[0].value
-        shapes = said.get("param_shapes")
+        state = models[0].value
+        shapes = state.get("param_shapes")
         optimizers = [_State(directory / found[0]) for found in files if found[3] == "optim"] if shapes else []
         stage = _stage(optimizers)
         if not stage:
@@ -291,8 +291,8 @@ def _stage(optimizers: Sequence[_State]) -> int:
     """The stage of ZeRO; 0 where the model is whole elsewhere."""
     if not optimizers:
         return 0
-    said = optimizers[0].value["optimizer_state_dict"]
-    stage, count = said.get("zero_stage"), said.get("partition_count")
+    state = optimizers[0].value["optimizer_state_dict"]
+    stage, count = state.get("zero_stage"), state.get("partition_count")
     if isinstance(stage, Record):  # an enumeration of numbers
         (stage,) = stage.made_of
     if stage is None:  # BF16_Optimizer
@@ -305,14 +305,14 @@ def _stage(optimizers: Sequence[_State]) -> int:
     return int(stage)
 
 
-def _shapes(said: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(declared: Any) -> dict[str, tuple[int, ...]]:
     """Names and sizes of one group."""
-    for name, shape in said.items():
+    for name, shape in declared.items():
         if not isinstance(name, str) or not isinstance(shape, tuple):
             raise TypeError
         if any(type(length) is not int or not 0 <= length < 1 << 40 for length in shape):
             raise TypeError
-    return dict(said)
+    return dict(declared)
 
 
 def _module(state: _State, only: Collection[Any] | None = None) -> Iterator[JoinedTensor]:
@@ -334,10 +334,10 @@ def _parts(
     """Buffers, frozen and trained parameters, and those that are others."""
     _check_processes("model", models, len(optimizers) if stage == 3 else 1)
     _check_processes("optim", optimizers, len(optimizers))
-    said = models[0].value
-    kept = None if stage < 3 else said.get("buffer_names") or ()  # of ZeRO 1 and 2 what is not trained is whole there
-    found = {each.name: each for each in _module(models[0], kept)}
-    frozen = _shapes(said.get("frozen_param_shapes") or {})
+    saved = models[0].value
+    buffers = None if stage < 3 else saved.get("buffer_names") or ()  # in ZeRO 1 and 2 what is not trained is whole
+    found = {each.name: each for each in _module(models[0], buffers)}
+    frozen = _shapes(saved.get("frozen_param_shapes") or {})
     for name, shape in frozen.items():
         states = models if stage == 3 else models[:1]
         views = [(state, state.value["frozen_param_fragments"][name]) for state in states]
@@ -364,7 +364,7 @@ def _parts(
             raise Malformed(f"lists {quoted(one.name)} twice, as {list(before)} and as {list(one.shape)}")
         trained[one.name] = one
     found |= trained
-    for other, name in (said.get("shared_params") or {}).items():
+    for other, name in (saved.get("shared_params") or {}).items():
         if not isinstance(other, str) or not isinstance(name, str):
             raise Malformed("has a name in shared_params that is no text")
         if name not in found:
@@ -400,8 +400,8 @@ def _by_group(
     if any(type(gap) is not int or not 0 <= gap < 1 << 40 for of_group in gaps for gap in of_group):
         raise Malformed("has param_alignment_paddings that are no numbers of elements")
     if any(len(of_process) != len(groups) for of_process in flat):
-        held = next(len(of_process) for of_process in flat if len(of_process) != len(groups))
-        raise Malformed(f"lists {counted(len(groups), 'group')} of parameters, and a process holds {held}")
+        count = next(len(of_process) for of_process in flat if len(of_process) != len(groups))
+        raise Malformed(f"lists {counted(len(groups), 'group')} of parameters, and a process holds {count}")
     for number, shapes in enumerate(groups):
         runs, at = [of_process[number] for of_process in flat], 0
         for (name, shape), gap in zip(shapes.items(), gaps[number], strict=True):

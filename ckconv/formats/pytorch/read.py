@@ -269,21 +269,21 @@ class _Machine:
 
     def update(self, pairs: list[Any]) -> None:
         """Keys and values, by turns, into the dict below them."""
-        held = self.stack[-1]
+        target = self.stack[-1]
         keys = pairs[::2]
         # To look up a tuple of tuples goes as deep as they are nested.
-        if not isinstance(held, dict) or not all(isinstance(key, (str, int, Record)) for key in keys):
+        if not isinstance(target, dict) or not all(isinstance(key, (str, int, Record)) for key in keys):
             raise TypeError
-        held.update(zip(keys, pairs[1::2], strict=True))
+        target.update(zip(keys, pairs[1::2], strict=True))
 
     def extend(self, items: list[Any]) -> None:
         """Into the list below them."""
-        held = self.stack[-1]
-        if isinstance(held, Record):
+        target = self.stack[-1]
+        if isinstance(target, Record):
             return
-        if not isinstance(held, list):
+        if not isinstance(target, list):
             raise TypeError
-        held += items
+        target += items
 
     def leave_out(self) -> None:
         """Drop the items of a set, which has no tensors."""
@@ -303,12 +303,12 @@ class _Machine:
 
     def state(self) -> None:
         """Apply a pickled state; that of a state dict says only versions."""
-        held, state = self.popped(2)
-        if isinstance(held, Record):
-            held.state = state
-        elif not isinstance(held, (dict, View)):
+        target, state = self.popped(2)
+        if isinstance(target, Record):
+            target.state = state
+        elif not isinstance(target, (dict, View)):
             raise TypeError
-        self.stack.append(held)
+        self.stack.append(target)
 
     def call(self) -> None:
         """A tensor, or a container, out of its parts."""
@@ -483,9 +483,9 @@ def _archive(source: ByteSource, records: Container[tuple[str, str]]) -> SavedSt
         raise Malformed("was saved on a machine with the other order of bytes")
     value = unpickle(_read(source, members[pickles[0]], MAX_PICKLE), records).value
     prefix = f"{stem}data/"
-    held = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
+    stored = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
     named = {view.storage.key for view in _views(value)}
-    return SavedState(value, {key: member_extent(source, held[key]) for key in held.keys() & named})
+    return SavedState(value, {key: member_extent(source, stored[key]) for key in stored.keys() & named})
 
 
 def _views(value: Any) -> list[View]:
@@ -497,11 +497,11 @@ def _views(value: Any) -> list[View]:
             found.append(item)
         elif isinstance(item, (dict, list, tuple, Record)) and id(item) not in seen:
             seen.add(id(item))
-            left += item.values() if isinstance(item, dict) else _held(item)
+            left += item.values() if isinstance(item, dict) else _items_of(item)
     return found
 
 
-def _held(item: Any) -> Iterable[Any]:
+def _items_of(item: Any) -> Iterable[Any]:
     return (item.made_of, item.state) if isinstance(item, Record) else item
 
 
@@ -562,10 +562,10 @@ def members_of(source: ByteSource) -> dict[str, Member]:
         if name in found or (plain != stored and not method):
             raise Malformed(f"has a zip directory with {name!r} twice, or of two sizes")
         found[name] = Member(local, plain, method, flags)
-    places = sorted({member.offset for member in found.values()} | {offset})
-    if len(places) <= len(found) or places[-1] != offset:
+    offsets = sorted({member.offset for member in found.values()} | {offset})
+    if len(offsets) <= len(found) or offsets[-1] != offset:
         raise Malformed("has a zip directory whose members lie over each other")
-    ends = dict(itertools.pairwise(places))
+    ends = dict(itertools.pairwise(offsets))
     return {name: member._replace(end=ends[member.offset]) for name, member in found.items()}
 
 
@@ -681,13 +681,13 @@ def _model(value: Any, path: Path) -> Any:
     """The model within the state of a training run; else the value itself."""
     within = value if isinstance(value, dict) else {}
     named = [key for key in within if key in CONTAINERS or "ema" in str(key).lower().split("_")]
-    held = [key for key in named if isinstance(within[key], dict) and within[key] and _tensors(within[key])]
-    if len(held) > 1 or (held and any(isinstance(each, View) for each in within.values())):
-        places = [f"under {quoted(str(key))}" for key in held]
-        where = ", ".join(places if len(places) > 1 else [*places, "tensors beside it"])
+    models = [key for key in named if isinstance(within[key], dict) and within[key] and _tensors(within[key])]
+    if len(models) > 1 or (models and any(isinstance(each, View) for each in within.values())):
+        names = [f"under {quoted(str(key))}" for key in models]
+        where = ", ".join(names if len(names) > 1 else [*names, "tensors beside it"])
         message, hint = f"holds several models: {where}", "save one of them alone"
         raise UnsupportedError("pt.content", message, path=path, hint=hint)
-    found = within[held[0]] if held and held[0] in CONTAINERS else value
+    found = within[models[0]] if models and models[0] in CONTAINERS else value
     if found is not value and value.get("param_shapes") and not all(0 not in view.shape for view in found.values()):
         message, hint = "holds no values of the model, which DeepSpeed has cut", "name the directory that it is in"
         raise UnsupportedError("pt.content", message, path=path, hint=hint)
@@ -698,7 +698,7 @@ def _tensors(value: dict[Any, Any]) -> bool:
     return all(isinstance(view, View) for view in value.values())
 
 
-def extent_of(name: str, view: View, held: Extent | None, path: Path) -> Extent:
+def extent_of(name: str, view: View, extent: Extent | None, path: Path) -> Extent:
     """The run of bytes that a tensor is.
 
     Raises:
@@ -706,13 +706,13 @@ def extent_of(name: str, view: View, held: Extent | None, path: Path) -> Extent:
         UnsupportedError: ``pt.content``.
     """
     faults = Faults(path)
-    stored = _stored(name, view, held, faults)
+    stored = _stored(name, view, extent, faults)
     faults.check()
     assert stored is not None
     return stored.extent
 
 
-def _stored(name: str, view: View, held: Extent | None, faults: Faults) -> StoredTensor | None:
+def _stored(name: str, view: View, extent: Extent | None, faults: Faults) -> StoredTensor | None:
     """Tensor as a run of bytes; ``None`` with a fault noted where it is none."""
     storage, dtype = view.storage, view.dtype
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME or len(view.shape) > MAX_DIMS:
@@ -725,24 +725,24 @@ def _stored(name: str, view: View, held: Extent | None, faults: Faults) -> Store
     start = view.offset * dtype.size
     nbytes = elements * dtype.size
     declared = storage.elements * (storage.dtype.size if storage.dtype else 1)
-    if held is None or held.nbytes < declared or start + nbytes > declared:
-        there = "is missing" if held is None else f"has {held.nbytes:,} bytes"
+    if extent is None or extent.nbytes < declared or start + nbytes > declared:
+        there = "is missing" if extent is None else f"has {extent.nbytes:,} bytes"
         faults.add(
             "pt.tensor",
             f"tensor {quoted(name)} needs bytes {start:,} to {start + nbytes:,} of a storage that {there}",
             tensor=name,
         )
         return None
-    apart = any(
+    scattered = any(
         length > 1 and stride != wanted
         for length, stride, wanted in zip(view.shape, view.strides, reversed(strides), strict=True)
     )
-    if apart and elements:
+    if scattered and elements:
         raise UnsupportedError(
             "pt.content",
             f"tensor {quoted(name)} is a view whose values do not lie one after the other",
-            path=held.path,
+            path=extent.path,
             tensor=name,
             hint="save it contiguous (torch: tensor.contiguous())",
         )
-    return StoredTensor(name, dtype, view.shape, Extent(held.path, held.offset + start, nbytes))
+    return StoredTensor(name, dtype, view.shape, Extent(extent.path, extent.offset + start, nbytes))

@@ -252,8 +252,8 @@ _TABLES, _LOOKED_UP = ("token_embedding", "type_embedding"), "token_embedding"
 
 def tasks_of(index: TensorIndex) -> tuple[str, ...]:
     """Tasks that a checkpoint has adapters of."""
-    said = document_of(index.metadata).get("lora_adaptations") if index.metadata_kind is MetadataKind.DOCUMENT else None
-    names = tuple(said) if isinstance(said, list) and all(isinstance(name, str) for name in said) else ()
+    own = document_of(index.metadata).get("lora_adaptations") if index.metadata_kind is MetadataKind.DOCUMENT else None
+    names = tuple(own) if isinstance(own, list) and all(isinstance(name, str) for name in own) else ()
     return names if any(map(_MATRIX.fullmatch, (item.stored.name for item in index.dropped))) else ()
 
 

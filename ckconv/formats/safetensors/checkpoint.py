@@ -95,7 +95,7 @@ from ckconv.plan.planner import (
     unknown_architecture,
 )
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, no_exponentials, not_of_zeros, placeholders
-from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, apart, decode_hint, missing_tensors
+from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint, missing_tensors, unmovable
 from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.tokenizer.vocabulary import token_ids
@@ -106,9 +106,9 @@ from ckconv.tokenizer.vocabulary import token_ids
 _QUANTIZER_NAMES = {"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"}
 
 
-def carried_files(planner: CheckpointPlanner, kept: bool) -> dict[str, Path]:
+def carried_files(planner: CheckpointPlanner, copied: bool) -> dict[str, Path]:
     """The files beside the source that are true of the output, too, by name."""
-    left = {CONFIG_NAME} if kept and not planner.unpacked else {CONFIG_NAME, *_QUANTIZER_NAMES}
+    left = {CONFIG_NAME} if copied and not planner.unpacked else {CONFIG_NAME, *_QUANTIZER_NAMES}
     found = beside(planner.index)
     if planner.index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE and PARAMS_NAME in found:
         left.add(PARAMS_NAME)  # by it readers know tensors of its names
@@ -139,12 +139,12 @@ def unpacks(planner: CheckpointPlanner) -> bool:
     return unpacked
 
 
-def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[DroppedTensor]:
+def left_by_rules(planner: CheckpointPlanner, copied: bool) -> list[DroppedTensor]:
     """Tensors that the source's rules leave out."""
-    return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
+    return [item for item in planner.index.dropped if not (item.copied and copied and not planner.unpacked)]
 
 
-def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
+def copied_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     """Stored tensors one by one; decoded matrices under dense names."""
     index = planner.index
     left = {item.stored.name for item in left_by_rules(planner, True)}
@@ -155,7 +155,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
     quantized = {name.removesuffix(".scales") for name in scales}
     if not (index.canonical_of or left or arrays or quantized or planner.options.drop):
-        types = [_kept_type(planner, stored) for stored in index.stored]
+        types = [_copied_type(planner, stored) for stored in index.stored]
         planner.tied = HEAD not in index.tensors
         return made(len(types), lambda at: (copied_piece(index.stored[at], types[at]),))
     gone: list[str] = []
@@ -183,7 +183,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
                 dtype = planner.decoded_type(index.tensors.get(named, packed))
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
-        dtype = stored.dtype if grouped else _kept_type(planner, stored)
+        dtype = stored.dtype if grouped else _copied_type(planner, stored)
         piece = copied_piece(stored, dtype, name)
         if index.config is None and index.format not in CHECKPOINTS and name in index.tensors:
             piece = piece._replace(shape=index.tensors[name].shape)  # that of a matrix before its rows were cut anew
@@ -193,7 +193,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     return [*map(tuple, modules.values())]
 
 
-def _kept_type(planner: CheckpointPlanner, stored: StoredTensor) -> DType:
+def _copied_type(planner: CheckpointPlanner, stored: StoredTensor) -> DType:
     if stored.dtype.ggml is not None and stored.dtype.kind is Kind.BLOCK:  # of a GGUF that nobody has rules for
         return planner.type_of(plain_tensor(stored.name, stored))
     return planner.plain_type(stored.name, stored.dtype)
@@ -340,19 +340,19 @@ def class_reasons(
     """
     family = catalog.FAMILIES[config.family]
     found = fit(config, present, loader.name)
-    of_layers = partial(catalog.layers_said, config, format=format)
+    of_layers = partial(catalog.layer_keys, config, format=format)
     missing = missing_tensors(
-        found.missing, catalog.tensors_said(config, format=format), dropped=dropped, of_layers=of_layers
+        found.missing, catalog.tensor_keys(config, format=format), dropped=dropped, of_layers=of_layers
     )
     hint = _another_family(config, present, loader) if built and found.missing and not dropped else ""
     yield from (one._replace(hint=hint or one.hint) for one in missing)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         which = of_layers(pattern)
-        kind = catalog.said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
+        kind = catalog.bracketed(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
         yield Reason(f"the {family.name} class{kind} of {loader.name} has no {pattern}{also}")
     if built and not config.norm_eps:
-        yield no_epsilon(catalog.said(config, "norm_eps", format=format))
+        yield no_epsilon(catalog.bracketed(config, "norm_eps", format=format))
     # A class of another program has a default of its own, or none; one without a key for it has no limit.
     limit = family.parameters.get("context")
     limited = limit is not None and limit.cells["hf"]
@@ -361,12 +361,12 @@ def class_reasons(
         and (built or CONSUMERS.get(format) not in (None, loader.name))
         and not (context or config.context_length)
     ):
-        keys = catalog.said(config, "context_length", format=format)
+        keys = catalog.bracketed(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if not built:
         return
     if config.rotary_dim != config.head_dim and not family.turns_a_part:
-        rotated = f"{config.rotary_dim} of {config.head_dim}{catalog.said(config, 'rotary_dim', format=format)}"
+        rotated = f"{config.rotary_dim} of {config.head_dim}{catalog.bracketed(config, 'rotary_dim', format=format)}"
         yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")
 
 
@@ -376,7 +376,7 @@ _TENSOR_NAMES = "tensor_names"
 _LAYERS = "_quantization_metadata"
 
 
-def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
+def _rest_metadata(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
     """Metadata of torchao or ComfyUI for tensors that stay as they were.
 
     transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
@@ -430,22 +430,22 @@ class CheckpointPlanner(Planner):
             UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
         """
         metadata = metadata_of(self.index, self.options, self.written_by)
-        kept = self.keeps_names()
-        if self.config is None and not kept:
+        copied = self.keeps_names()
+        if self.config is None and not copied:
             self.reasons.append(unknown_architecture(self.index, self.options))
             return self.refused()
-        self.leave_out_by_rules(left_by_rules(self, kept))
+        self.leave_out_by_rules(left_by_rules(self, copied))
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
-        modules = kept_modules(self) if kept else self._renamed()
-        if self.config is not None and not self.reasons and (not kept or self.options.context):
+        modules = copied_modules(self) if copied else self._renamed()
+        if self.config is not None and not self.reasons and (not copied or self.options.context):
             stray = f"{text_key(self.document)} = "  # of a text model, whose document nothing but a copy can have
             of_stray = (one for one in self.config.modifiers if one.startswith(stray))
             self.reasons += [modifier_reason(one, self.config, self.loader.name) for one in of_stray]
         self.refuse_faults()
         if not (modules or self.reasons):
             self.refuse("--drop leaves out every tensor")
-        return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
+        return self.refused() if self.reasons or only_reasons else self._finish(modules, copied, metadata)
 
     def keeps_names(self) -> bool:
         """Whether tensors keep their names, and are stored as they are."""
@@ -470,9 +470,9 @@ class CheckpointPlanner(Planner):
         """Say whether the source fuses as the family's class does."""
         assert self.config is not None
         assert self.family is not None
-        written, held = names_of(self.family, "hf").written, Sizes(self.family, self.config.scope).held
+        written, present = names_of(self.family, "hf").written, Sizes(self.family, self.config.scope).present
         stored = ((names, written.get(parse(names[0]).pattern)) for names in self.index.canonical_of.values() if names)
-        return all(row is None or (len(names) > 1) == (len(held(row.parts)) > 1) for names, row in stored)
+        return all(row is None or (len(names) > 1) == (len(present(row.parts)) > 1) for names, row in stored)
 
     def _quantized(self) -> bool:
         """Whether the source has modules of several arrays."""
@@ -490,9 +490,9 @@ class CheckpointPlanner(Planner):
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors, blocks)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         wholes = {parse(entry.canonical).pattern.rpartition(".")[0] for entry in entries}
-        told = self.family.experts or "L.ffn.gate" not in self.family.tensors
+        mixture = self.family.experts or "L.ffn.gate" not in self.family.tensors
         for what in self.options.fuse:
-            if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and told):
+            if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and mixture):
                 text = f"--fuse {what}: {an(self.family.name)} has no matrix that holds them under these names"
                 self.refuse(text, f"leave out --fuse {what}")
         self.types = self._types(entries)
@@ -507,7 +507,7 @@ class CheckpointPlanner(Planner):
                 self.fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
                 continue
             parts, dtype = [self.tensors[part] for part in entry.parts], next(iter(types))
-            if why := apart(parts, entry.places[1] if entry.places else None, dtype):
+            if why := unmovable(parts, entry.stored[1] if entry.stored else None, dtype):
                 self.fault(why, DECODE, entry.name)
             else:
                 modules.append(self._module(entry, parts, dtype))
@@ -526,7 +526,7 @@ class CheckpointPlanner(Planner):
         assert self.family is not None
         assert self.config is not None
         zero_filled = placeholders(self.index, scheme_names(self.family, self.scheme).written)
-        for tensor in self.kept(self.index.tensors.values()):
+        for tensor in self.remaining(self.index.tensors.values()):
             if tensor.name in zero_filled and not needs(self.family, tensor.name):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
@@ -557,7 +557,7 @@ class CheckpointPlanner(Planner):
         """The output head: its own tensor, or the embedding's rows."""
         assert self.config is not None
         wanted = self.options.names == "max" or self.doubles_head(self.loader) or self.unties("hf")
-        asked = "untie" if wanted else "" if self.options.tie == "untie" else self.options.tie
+        requested = "untie" if wanted else "" if self.options.tie == "untie" else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
         lost = (
             self.config.tied is False
@@ -565,21 +565,21 @@ class CheckpointPlanner(Planner):
             and self.options.tie != "untie"
             and self.options.names != "max"
         )
-        if head is None and asked == "untie" and embedding is not None and not lost:
+        if head is None and requested == "untie" and embedding is not None and not lost:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
             word = catalog.tie_word(self.config)
             text = f"it is not tied to the embedding ({word})" if word else "the class has one of its own"
             self.refuse_headless(f"there is no output head, and {text}", word)
-        elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
+        elif head is not None and requested != "untie" and (requested == "tie" or self.is_tied()):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
             else:
                 word = catalog.tie_word(self.config) or "tie_word_embeddings"
-                why = "--tie leaves it out" if asked == "tie" else f"{word} says that it is"
-                hint = "" if asked == "tie" else "--untie writes it"
-                if asked != "tie" and word != "tie_word_embeddings":  # its class computes without the head
+                why = "--tie leaves it out" if requested == "tie" else f"{word} says that it is"
+                hint = "" if requested == "tie" else "--untie writes it"
+                if requested != "tie" and word != "tie_word_embeddings":  # its class computes without the head
                     hint = "--drop output.weight ties it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
@@ -627,10 +627,10 @@ class CheckpointPlanner(Planner):
 
     def plain_type(self, name: str, source: DType) -> DType:
         """The type in the output of an array that stands for itself."""
-        asked = self.dtype
-        if source.kind is not Kind.FLOAT or asked in ("engine", "keep"):
+        requested = self.dtype
+        if source.kind is not Kind.FLOAT or requested in ("engine", "keep"):
             return source
-        target = DTYPES[asked.upper()]
+        target = DTYPES[requested.upper()]
         if not writable(source, target):
             self.fault(f"{source} cannot become {target} exactly", "", name)
         return target
@@ -675,26 +675,26 @@ class CheckpointPlanner(Planner):
             )
             self.notes += row_notes(self.config, self.loader, context=context or self.config.context_length, tied=tied)
 
-    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
+    def _finish(self, modules: Sequence[Module], copied: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
         if packed := self.index.packed:
             written = {piece.name for module in modules for piece in module}
             gone = {tensor.source for name, tensor in packed.items() if name not in written}
             if gone := gone | {item.name for item in self.left_out}:
                 there = not self.unpacked and any(name in written for name in packed)
-                metadata = _said_of_rest(metadata, gone, packed=there)
+                metadata = _rest_metadata(metadata, gone, packed=there)
         shards = lay_out(
             modules,
-            o.file_name or single_name(self.index.files[0].name, kept and self.config is None),
+            o.file_name or single_name(self.index.files[0].name, copied and self.config is None),
             o.max_shard_bytes,
             metadata,
             always_index=self.always_index and not o.file_name,
             behind=self.behind,
             drafts=self.drafts,
         )
-        document = self._document(modules, kept)
+        document = self._document(modules, copied)
         self.notes += unfit_notes(self.index, self.format)
-        carried = {} if o.file_name else carried_files(self, kept)
+        carried = {} if o.file_name else carried_files(self, copied)
         self.notes += loading_notes(self.family, o, self.loader, self.scheme)
         if any(piece.name.startswith(TRIPLED) for piece in chained(modules)):
             way = f"save the tensors under name.replace({TRIPLED!r}, 'model.language_model.')"
@@ -719,10 +719,10 @@ class CheckpointPlanner(Planner):
 
         return with_edits(plan)
 
-    def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
-        return config_json(self.index, self.said(modules, kept))
+    def _document(self, modules: Sequence[Module], copied: bool) -> bytes:
+        return config_json(self.index, self.config_document(modules, copied))
 
-    def said(self, modules: Sequence[Module], kept: bool) -> ConfigDocument:
+    def config_document(self, modules: Sequence[Module], copied: bool) -> ConfigDocument:
         """Facts of the output's own tensors for the document."""
         pieces = chained(modules)
         as_they_were = all(
@@ -732,13 +732,13 @@ class CheckpointPlanner(Planner):
         )
         return ConfigDocument(
             format=self.format,
-            kept=kept,
-            unpacked=kept and self.unpacked,
+            copied=copied,
+            unpacked=copied and self.unpacked,
             tied=self.tied,
             floats=self._floats(pieces),
             as_they_were=as_they_were,
             present=tuple(self.tensors),
-            quantization=None if kept else self._quantization(modules),
+            quantization=None if copied else self._quantization(modules),
             rope_scaling=self.rope_scaling,
             context=self.options.context,
         )
@@ -877,7 +877,7 @@ class WholePlanner(CheckpointPlanner):
         family, scheme, prefix = self.seeing, self.scheme, self.tower_prefix
         embedded = family.in_huggingface.embeddings
         seen = (tensor for name, tensor in self._seen.items() if name not in embedded)
-        tensors = {tensor.name.removeprefix(PREFIX): tensor for tensor in self.kept(seen)}
+        tensors = {tensor.name.removeprefix(PREFIX): tensor for tensor in self.remaining(seen)}
         types = {name: tensor.dtype for name, tensor in self.tensors.items()}
         for tensor in (self._seen[name] for name in embedded if name in self._seen):
             kinds = {found[EMBEDDING].kind for found in (types, self.types) if EMBEDDING in found}
@@ -934,8 +934,8 @@ class WholePlanner(CheckpointPlanner):
 
     # Documents
 
-    def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
-        text = json.loads(super()._document(modules, kept))
+    def _document(self, modules: Sequence[Module], copied: bool) -> bytes:
+        text = json.loads(super()._document(modules, copied))
         if self.index.format in CHECKPOINTS:
             whole = {key: value for key, value in document_of(self.index.metadata).items() if key not in UNWRITTEN}
             whole |= {**{key: text[key] for key in OUTER if key in text}, "model_type": self.within}

@@ -108,7 +108,7 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
     Args:
         built: a document made of ``config`` alone, with what is there instead.
     """
-    made = {**_said_for_null(config, built), **document}
+    made = {**_nulls(config, built), **document}
     for key in _unaccepted(document, config):
         if built.get(key):
             made[key] = built[key]
@@ -126,13 +126,13 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
 
 
-def check_read(document: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> None:
+def check_read(document: Mapping[str, Any], index: TensorIndex, output: ConfigDocument) -> None:
     """Raise ``plan.refused`` if a document is refused or is another model."""
     assert index.config is not None
-    if CONSUMERS[said.format] == TRANSFORMERS:
+    if CONSUMERS[output.format] == TRANSFORMERS:
         check_fit(document, index.config)
-    config = replace(index.config, rope_scaling=dict(said.rope_scaling) if said.rope_scaling else None)
-    family, consumer = _family(config), CONSUMERS[said.format]
+    config = replace(index.config, rope_scaling=dict(output.rope_scaling) if output.rope_scaling else None)
+    family, consumer = _family(config), CONSUMERS[output.format]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
     except InputError as error:
@@ -147,7 +147,7 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: ConfigDocu
     found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
         details = found if len(found) > 1 else ()
-        message = f"{said.format} cannot hold this model: {found[0]}"
+        message = f"{output.format} cannot hold this model: {found[0]}"
         raise UnsupportedError("plan.refused", message, details=details, hint=catalog.copied_by(index.format) or None)
 
 
@@ -187,12 +187,12 @@ def _another(stored: Any, value: Any) -> bool:
     A list may have more or fewer layers, a number stands for a list of equal ones, or says a pattern; numbers are as
     near as float32 goes through an expression.
     """
-    ours, theirs = (list(one) if isinstance(one, list | tuple) else [one] for one in (stored, value))
-    if not isinstance(stored, list) and len({*theirs}) > 1:
+    ours, wanted = (list(one) if isinstance(one, list | tuple) else [one] for one in (stored, value))
+    if not isinstance(stored, list) and len({*wanted}) > 1:
         return False
-    for mine, meant in zip(ours, theirs if len(theirs) > 1 else theirs * len(ours), strict=False):
-        both = isinstance(mine, int | float) and isinstance(meant, int | float)
-        if mine != meant and not (both and math.isclose(mine, meant, rel_tol=1e-5)):
+    for found, meant in zip(ours, wanted if len(wanted) > 1 else wanted * len(ours), strict=False):
+        both = isinstance(found, int | float) and isinstance(meant, int | float)
+        if found != meant and not (both and math.isclose(found, meant, rel_tol=1e-5)):
             return True
     return False
 
@@ -211,7 +211,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
         default = row.defaults.get("transformers")
         taken = default.value({}) if default is not None and not default.names else None
         if all(cell.unread for cell in cells) and taken not in (None, config.context_length):
-            keys = f"{cells[0].key} of config.json{catalog.said(config, 'context_length', format='gguf')}"
+            keys = f"{cells[0].key} of config.json{catalog.bracketed(config, 'context_length', format='gguf')}"
             made = f"a GGUF that is made of the checkpoint has {taken:,}"
             yield f"no class reads {keys}, which is {config.context_length:,}: {made}"
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
@@ -227,7 +227,7 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     kind = (config.rope_scaling or {}).get("rope_type")
     alike = kind is None or kind in _ALIKE or same_factors_always(config.rope_scaling or {})
     if consumer == TRANSFORMERS and not alike:
-        where = catalog.said(config, "rope_scaling")
+        where = catalog.bracketed(config, "rope_scaling")
         return [f"rope_type is {kind!r}{where}, which is not known to be the same in transformers"]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
@@ -236,13 +236,13 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     # The plan holds a window against the context, and few classes of mlx-lm know one.
     mlx = family.engines.get("mlx_lm")
     windowless = consumer == MLX_LM_READER and mlx is not None and "window" in mlx.ignores
-    kept = _WINDOW if windowless and config.sliding_window else ()
-    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *kept)}
+    window = _WINDOW if windowless and config.sliding_window else ()
+    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *window)}
     pair = replace(config, modifiers=(), context_length=read.context_length), replace(read, **same)
-    mine, theirs = (catalog.without_aids(catalog.without_noted(each)) for each in pair)
-    found = config_differences(mine, theirs, same_words=True)
+    own, reread = (catalog.without_aids(catalog.without_noted(each)) for each in pair)
+    found = config_differences(own, reread, same_words=True)
     return [
-        f"{name}{catalog.said(config, name)} is {ours!r}, {consumer} reads {other!r}"
+        f"{name}{catalog.bracketed(config, name)} is {ours!r}, {consumer} reads {other!r}"
         for name, (ours, other) in found.items()
     ]
 
@@ -257,7 +257,7 @@ def _by_layer(config: ModelConfig) -> bool:
     return _family(config).document.rope.by_layer or any(tables)
 
 
-def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
+def _nulls(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that are null against a default of the class."""
     return {cell.key: None for cell in _cells(config) if cell.unread and cell.key in built and built[cell.key] is None}
 
@@ -351,7 +351,7 @@ def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that rows of parameters write, but for tables of RoPE."""
     entries = write(family, scope, "hf").entries
     of_rope = {path for path in entries if family.rope and path.startswith("rope_") and "." in path}
-    return nested({path: said for path, said in entries.items() if path not in of_rope})
+    return nested({path: value for path, value in entries.items() if path not in of_rope})
 
 
 def _keys_of_context(family: Family) -> list[str]:
@@ -366,7 +366,7 @@ def _keys_of_context(family: Family) -> list[str]:
 def _rope(
     config: ModelConfig, family: Family, scaling: Mapping[str, Any] | None, scope: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if not scaling and (family.document.rope.said or family.document.keys.unknown(["rope_parameters"])):
+    if not scaling and (family.document.rope.read_theta or family.document.keys.unknown(["rope_parameters"])):
         return {}  # the class has a key of its own for the base, and scales nothing
     parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
     entries = write(family, scope, "hf").entries
@@ -424,7 +424,7 @@ class ConfigDocument(NamedTuple):
 
     Attributes:
         format: ``safetensors`` or ``mlx``.
-        kept: every tensor has the name that it has in the source, and is stored as it is there.
+        copied: every tensor has the name that it has in the source, and is stored as it is there.
         unpacked: what another quantizer packed is decoded.
         tied: there is no output head of its own.
         floats: names of the float types of the arrays.
@@ -436,7 +436,7 @@ class ConfigDocument(NamedTuple):
     """
 
     format: str
-    kept: bool
+    copied: bool
     unpacked: bool
     tied: bool
     floats: frozenset[str]
@@ -447,58 +447,58 @@ class ConfigDocument(NamedTuple):
     context: int = 0
 
 
-def config_json(index: TensorIndex, said: ConfigDocument) -> bytes:
+def config_json(index: TensorIndex, output: ConfigDocument) -> bytes:
     """Bytes of ``config.json``; empty where none can be made."""
     source, config = source_document(index), index.config
-    row = engine_of(catalog.FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" else None
+    row = engine_of(catalog.FAMILIES[config.family], MLX_LM) if config and output.format == "mlx" else None
     wanted = row.written if row else {}
     if source:
-        document = _changed(source, index, said)
+        document = _changed(source, index, output)
         document |= {key: value for key, value in wanted.items() if not document.get(key)}
-        return _encoded(_wrapped(document, config, said, _around(source, index, said)), index)
+        return _encoded(_wrapped(document, config, output, _around(source, index, output)), index)
     if config is None:
         return b""
-    document = build_document(config, _facts(index, config, said))
+    document = build_document(config, _facts(index, config, output))
     document |= {key: value for key, value in wanted.items() if not document.get(key)}
-    check_read(document, index, said)
-    return _encoded(_wrapped(document | _named(config, said.format), config, said, {}), index)
+    check_read(document, index, output)
+    return _encoded(_wrapped(document | _named(config, output.format), config, output, {}), index)
 
 
-def complete(index: TensorIndex, config: ModelConfig, said: ConfigDocument) -> dict[str, Any]:
+def complete(index: TensorIndex, config: ModelConfig, output: ConfigDocument) -> dict[str, Any]:
     """Document of a text model with every key, said by the source or not."""
-    return build_document(config, _facts(index, config, said))
+    return build_document(config, _facts(index, config, output))
 
 
-def _quantized(said: ConfigDocument) -> dict[str, Any]:
+def _quantized(output: ConfigDocument) -> dict[str, Any]:
     """Keys of the loader about types of blocks."""
-    found = said.quantization if not said.kept else None
-    return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
+    found = output.quantization if not output.copied else None
+    return {key: dict(found) for key in _QUANTIZATION_KEYS[output.format]} if found else {}
 
 
-def _around(source: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> dict[str, Any]:
+def _around(source: Mapping[str, Any], index: TensorIndex, out: ConfigDocument) -> dict[str, Any]:
     """Keys beside the text part, which its class does not read.
 
     Empty where no class around it is written again.
     """
-    key, alike = metadata.text_key(source), said.format == index.format == "mlx"
-    row = engine_of(catalog.FAMILIES[index.config.family], MLX_LM) if index.config and alike and not said.kept else None
+    key, mlx = metadata.text_key(source), out.format == index.format == "mlx"
+    row = engine_of(catalog.FAMILIES[index.config.family], MLX_LM) if index.config and mlx and not out.copied else None
     return {word: it for word, it in source.items() if word != key} if key and row and row.wrapped else {}
 
 
 def _wrapped(
-    document: dict[str, Any], config: ModelConfig | None, said: ConfigDocument, around: Mapping[str, Any]
+    document: dict[str, Any], config: ModelConfig | None, output: ConfigDocument, around: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Document with types of blocks, in the one of a multimodal class.
 
     Args:
         around: keys of that class's own.
     """
-    loader = MLX_LM if said.format == "mlx" else None if metadata.text_key(document) else OF_CLASSES
-    row = engine_of(catalog.FAMILIES[config.family], loader) if config and loader and not said.kept else None
+    loader = MLX_LM if output.format == "mlx" else None if metadata.text_key(document) else OF_CLASSES
+    row = engine_of(catalog.FAMILIES[config.family], loader) if config and loader and not output.copied else None
     if row is not None and row.wrapped:
         outer = {key: document[key] for key in (*_OUTER, *catalog.TAKEN) if key in document}
         document = {**metadata.unquantized(around), **outer, "model_type": row.wrapped, "text_config": document}
-    return document | _quantized(said)
+    return document | _quantized(output)
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
@@ -515,14 +515,14 @@ def widest(names: frozenset[str]) -> str:
     return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
 
 
-def _facts(index: TensorIndex, config: ModelConfig, said: ConfigDocument) -> ConfigFacts:
+def _facts(index: TensorIndex, config: ModelConfig, output: ConfigDocument) -> ConfigFacts:
     """Facts for a document that is built from other sayings of the source."""
     from ckconv.tokenizer.source import special_tokens_of
 
     document = source_document(index)
     switches: Mapping[str, bool] = {}
     if catalog.FAMILIES[config.family].known_classes:
-        switches = fit(config, said.present, TRANSFORMERS).switches
+        switches = fit(config, output.present, TRANSFORMERS).switches
     tokens = {} if document else special_tokens_of(index)
     rows = catalog.FAMILIES[config.family].parameters
     # with an id that a parameter is, the class computes, whatever ends a text
@@ -535,59 +535,59 @@ def _facts(index: TensorIndex, config: ModelConfig, said: ConfigDocument) -> Con
     }
     if not is_padding(ids.get("pad_token_id"), config.vocab_size):
         del ids["pad_token_id"]
-    reader = CONSUMERS[said.format]
-    return ConfigFacts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context, reader)
+    reader = CONSUMERS[output.format]
+    return ConfigFacts(output.tied, widest(output.floats), switches, output.rope_scaling, ids, output.context, reader)
 
 
-def _changed(source: Mapping[str, Any], index: TensorIndex, said: ConfigDocument) -> dict[str, Any]:
+def _changed(source: Mapping[str, Any], index: TensorIndex, output: ConfigDocument) -> dict[str, Any]:
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
     nested = metadata.text_table(document)
     family = catalog.FAMILIES[config.family] if config else None
-    row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
+    row = engine_of(family, OF_CLASSES) if family and output.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
     tower = towers.tower_beside(document)
-    if not said.kept and config and family and (tower or metadata.text_key(document)) and not of_both:
-        beside = {*_around(source, index, said), metadata.WHOLE} - {*_OUTER, *catalog.TAKEN}
+    if not output.copied and config and family and (tower or metadata.text_key(document)) and not of_both:
+        beside = {*_around(source, index, output), metadata.WHOLE} - {*_OUTER, *catalog.TAKEN}
         own = (key for key in document if tower and towers.of_a_tower(tower, key))
         beside |= {key for key in own if key not in family.document.keys.keys} | ({"auto_map"} if tower else set())
-        kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
-        document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
+        carried = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
+        document = {**carried, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
         document |= _of_tower(family, config)
-    if not said.kept:
+    if not output.copied:
         words = [word for word in catalog.document_words(family, "tied") if word in document] if family else []
         words = words or [catalog.tie_word(config) if config else "tie_word_embeddings"]
-        document |= {word: said.tied for word in words if word}
-    elif said.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
+        document |= {word: output.tied for word in words if word}
+    elif output.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
         text = metadata.text_key(document)
         document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
-    if said.unpacked or not said.kept:
+    if output.unpacked or not output.copied:
         document = metadata.unquantized(document)
-    if said.format == "safetensors":
+    if output.format == "safetensors":
         document = metadata.without_stale(document, index.stored)
-    if not said.as_they_were:
+    if not output.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
-            document[key] = widest(said.floats)
-    context = said.context
-    if not context and said.format != index.format and config is not None:
+            document[key] = widest(output.floats)
+    context = output.context
+    if not context and output.format != index.format and config is not None:
         context = _context_of_class(text_config(document), config)
     if context:
         document = _with_context(document, config, context)
-    if said.format != index.format and config is not None:
-        document |= _named(config, said.format)
+    if output.format != index.format and config is not None:
+        document |= _named(config, output.format)
         document |= _class_left(document, catalog.FAMILIES[config.family])
-        facts = _facts(index, config, said)
-        if said.format == "mlx":
+        facts = _facts(index, config, output)
+        if output.format == "mlx":
             _complete(document, config, facts)
-        document |= _switched(document, config, said)
+        document |= _switched(document, config, output)
         built = build_document(config, facts) if catalog.FAMILIES[config.family].known_classes else {}
-        if CONSUMERS[said.format] == TRANSFORMERS:
+        if CONSUMERS[output.format] == TRANSFORMERS:
             document = fitting(document, built, config)
         if built:
-            document = agreeing(document, config, built, said.format, index.format)
-        if said.format == "mlx":
+            document = agreeing(document, config, built, output.format, index.format)
+        if output.format == "mlx":
             _add_needed(document, config, built)
-        if CONSUMERS[said.format] == TRANSFORMERS:
+        if CONSUMERS[output.format] == TRANSFORMERS:
             check_fit(document, config)
     return document
 
@@ -617,19 +617,19 @@ def _named(config: ModelConfig, format: str) -> dict[str, str]:
     family = catalog.FAMILIES[config.family]
     row = engine_of(family, MLX_LM)
     if row is None or not row.model_type:
-        said = text_config(config.raw).get("model_type", family.model_type)
+        model_type = text_config(config.raw).get("model_type", family.model_type)
         # The class of text and pictures, which has the shorter name, reads sizes of its text_config alone.
-        alone = family.model_type == f"{said}_text" and not metadata.text_key(config.raw)
-        return {} if said in family.in_huggingface.names and not alone else {"model_type": family.model_type}
+        alone = family.model_type == f"{model_type}_text" and not metadata.text_key(config.raw)
+        return {} if model_type in family.in_huggingface.names and not alone else {"model_type": family.model_type}
     return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
-def _switched(document: Mapping[str, Any], config: ModelConfig, said: ConfigDocument) -> dict[str, bool]:
+def _switched(document: Mapping[str, Any], config: ModelConfig, output: ConfigDocument) -> dict[str, bool]:
     """Switches of biases: those that start at zero do not count."""
     if not catalog.FAMILIES[config.family].known_classes:
         return {}
-    consumer = CONSUMERS[said.format]
-    fitted = fit(config, said.present, consumer).switches
+    consumer = CONSUMERS[output.format]
+    fitted = fit(config, output.present, consumer).switches
     return {key: there for key, there in fitted.items() if is_on(config, key, document, consumer) != there}
 
 
@@ -637,8 +637,8 @@ def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
     """Context length of the source's class, 0 where a key says another."""
     row = catalog.FAMILIES[config.family].parameters.get("context")
     cells = [cell for cell in row.key_cells("hf") if not cell.unread] if row else []
-    said = any(document.get(cell.key) is not None for cell in cells)
-    return config.context_length if cells and not said else 0
+    stated = any(document.get(cell.key) is not None for cell in cells)
+    return config.context_length if cells and not stated else 0
 
 
 def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, Any]:
@@ -723,11 +723,11 @@ def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str
     """Document with the family's numbers for values that JSON lacks."""
     if config is None:
         return dict(document)
-    said = catalog.FAMILIES[config.family].document
+    known = catalog.FAMILIES[config.family].document
     made = dict(document)
     for key, value in document.items():
-        if key in said.written and strict(value) != value and said.keys.idle(key, value):
-            made[key] = said.written[key]
+        if key in known.written and strict(value) != value and known.keys.idle(key, value):
+            made[key] = known.written[key]
     return made
 
 
@@ -819,14 +819,14 @@ def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[s
     for key in ("format", NAMES_KEY):
         if key in pairs or key in options.drop_meta:
             raise UsageError("usage.meta", f"{key} says how the tensors are to be read, and is not changed")
-    kept = {
+    remaining = {
         key: text
         for key, text in own.items()
         if not any(
             fnmatchcase(name, glob) for name in (key, f"{metadata.METADATA}.{key}") for glob in options.drop_meta
         )
     }
-    return {**kept, **pairs, **reserved}
+    return {**remaining, **pairs, **reserved}
 
 
 def own_metadata(index: TensorIndex) -> dict[str, str]:

@@ -139,8 +139,8 @@ class _Edits:
         if name not in self._side:
             return {}
         data = b"".join(pieces_of(self._side[name]))
-        said = parse_object(data, Document("document", "usage.meta", "usage.meta", _LIMIT, lax=True), Path(name))
-        return opened(said) if name == CONFIG_NAME else said
+        document = parse_object(data, Document("document", "usage.meta", "usage.meta", _LIMIT, lax=True), Path(name))
+        return opened(document) if name == CONFIG_NAME else document
 
     # -- What flags do
 
@@ -158,7 +158,7 @@ class _Edits:
                 Change(_JINJA, b"".join(pieces_of(self._side[_JINJA])).decode("utf-8", "replace"), text)
             )
         else:
-            for place in self._places(key):
+            for place in self._targets(key):
                 self._put(place, self._value(place, text))
 
     def drop(self, glob: str) -> None:
@@ -202,8 +202,8 @@ class _Edits:
         for file in (SETTINGS, *([_SPECIAL] if key in self._before[_SPECIAL] else [])):
             old = self._before[file].get(key)
             self._put(_Place(file, (key,)), {**old, "content": text} if isinstance(old, dict) else text)
-        places = [place for place in self._there(f"{key}_id") if place.file != SETTINGS]
-        for place in places or [_Place(CONFIG_NAME, (f"{key}_id",))][: role in _NUMBERED]:
+        targets = [place for place in self._there(f"{key}_id") if place.file != SETTINGS]
+        for place in targets or [_Place(CONFIG_NAME, (f"{key}_id",))][: role in _NUMBERED]:
             self._put(place, words[text])
 
     def _words(self) -> dict[str, int]:
@@ -221,9 +221,9 @@ class _Edits:
             inner = text_key(document)
             words = [(*outer, *word) for outer in ((), (inner,), (WHOLE,)) for word in _spellings(split)]
             named = [path for path in dict.fromkeys(((key,), *words)) if _has(document, path)]
-            said = [(_table(document, path) or {})[path[-1]] for path in named]
+            values = [(_table(document, path) or {})[path[-1]] for path in named]
             named = [
-                path for path, value in zip(named, said, strict=True) if value == said[0]
+                path for path, value in zip(named, values, strict=True) if value == values[0]
             ]  # twice, for two readers
             rope = [(*at, table, key) for at in ((), (inner,)) for table in TABLES_OF_ROPE]
             outer = [at for at in ((), (inner,)) if len(split) > 1 and _has(document, (*at, *split[:-1]))][:1]
@@ -234,7 +234,7 @@ class _Edits:
             ]
         return found
 
-    def _places(self, key: str) -> list[_Place]:
+    def _targets(self, key: str) -> list[_Place]:
         file, colon, name = key.partition(":")
         if colon and file not in _DOCUMENTS:
             message = f"--set-meta {key}: {quoted(file)} is no document with keys"
@@ -310,9 +310,9 @@ class _Edits:
             del table[key]
             new = None
         else:
-            other, said = self._set_by.get(place, (self._flag, new))
-            if other != self._flag and said != new:
-                text = f"--set-meta {other} and {self._flag} would have {place} say {said!r} and {new!r}"
+            other, value = self._set_by.get(place, (self._flag, new))
+            if other != self._flag and value != new:
+                text = f"--set-meta {other} and {self._flag} would have {place} say {value!r} and {new!r}"
                 raise UsageError("usage.meta", text)
             self._set_by[place], table[key] = (self._flag, new), new
         self.changes.append(Change(str(place), old, new))
@@ -355,7 +355,7 @@ class _Edits:
             raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
         if made.family == index.config.family:
             for each in (made, *self._by_one_key(family, document)):
-                self._check_places(family, index.config, each)
+                self._check_shapes(family, index.config, each)
             self._check_groups(family, made)
         elif made.tied is False and HEAD not in index.tensors:
             text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
@@ -367,13 +367,13 @@ class _Edits:
             )
         reader, edited = reader_of(consumer, document), self._edited()
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
-            said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
+            note = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             key = modifier.partition(" ")[0]
             table = key.partition(".")[0]
             if table in TABLES_OF_ROPE and index.format != self._plan.format and edited.isdisjoint((key, table)):
-                text = f"config.json would say {said.removesuffix(',')}"
+                text = f"config.json would say {note.removesuffix(',')}"
                 raise UsageError("usage.meta", text, hint=f"--drop-meta {table}, too, drops what is left of it")
-            self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
+            self.notes.append(f"{note} changes what is computed: ckconv converts no such {family.name}")
         before = self._otherwise(index.config)
         self.notes += [text for text in self._otherwise(made) if text not in before]
 
@@ -381,15 +381,15 @@ class _Edits:
         """Refuse groups of experts at which classes stop, or choose at random."""
         consumer = CONSUMERS[self._plan.format]
         rows = [family.parameters[name] for name in ("groups", "groups_used") if name in family.parameters]
-        said = {cell.key for row in rows for cell in row.key_cells("hf") if consumer in cell.readers}
+        keys = {cell.key for row in rows for cell in row.key_cells("hf") if consumer in cell.readers}
         edited = {key.rpartition(".")[2] for key in self._edited()}
         groups, chosen, experts = (made.scope.get(name) or 0 for name in ("groups", "groups_used", "experts"))
-        if said.isdisjoint(edited) or (groups <= 1 and consumer == MLX_LM):
+        if keys.isdisjoint(edited) or (groups <= 1 and consumer == MLX_LM):
             return
-        if null := sorted(key for key in said if self._own.get(key, 0) is None):
+        if null := sorted(key for key in keys if self._own.get(key, 0) is None):
             raise UsageError("usage.meta", f"{null[0]} would be null, with which no class computes")
         if not groups or experts % groups or not 0 < chosen <= groups:
-            text = f"{', '.join(sorted(said))}: of {groups} groups of {experts} experts {chosen} would be chosen"
+            text = f"{', '.join(sorted(keys))}: of {groups} groups of {experts} experts {chosen} would be chosen"
             raise UsageError("usage.meta", f"{text}, which no class computes")
 
     def _edited(self, *, only_set: bool = False) -> frozenset[str]:
@@ -413,7 +413,7 @@ class _Edits:
                 with suppress(InputError, UnsupportedError):  # what is read without the others is not known
                     yield huggingface_config(alone, family, self._index.stored, Path(), consumer=consumer)
 
-    def _check_places(self, family: Family, config: ModelConfig, made: ModelConfig) -> None:
+    def _check_shapes(self, family: Family, config: ModelConfig, made: ModelConfig) -> None:
         """Check that the same layers have matrices of the same shapes."""
         rows = [row for row in family.tensors.values() if row.layers is not None]
         now, then = (Scope(family, one.scope) for one in (config, made))

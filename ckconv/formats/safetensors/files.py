@@ -285,8 +285,8 @@ def read_checkpoint_files(
         shards, notes = put_together([read_weights(part, read_pickle) for part in parts]), chosen.notes
     else:
         shards, notes = _read_shards(root, chosen.index_path, names, follow_links, read_pickle)
-    apart = DRAFTS_NAME in names and all(shard.path.name != DRAFTS_NAME for shard in shards)
-    if apart and (part := regular_file(root, DRAFTS_NAME, follow_links=follow_links)):
+    separate = DRAFTS_NAME in names and all(shard.path.name != DRAFTS_NAME for shard in shards)
+    if separate and (part := regular_file(root, DRAFTS_NAME, follow_links=follow_links)):
         shards = put_together([*shards, read_weights(part, read_pickle)])
     names = names or names_in(root)
     config = None
@@ -302,8 +302,8 @@ def read_checkpoint_files(
     side_files = _side_files(root, names, follow_links) if belong else ()
     if belong and (folder := metadata.pipeline_tokenizer(root)):
         own = {path.name for path in side_files}
-        theirs = _side_files(folder, names_in(folder), follow_links)
-        side_files += tuple(path for path in theirs if path.name not in own)
+        found = _side_files(folder, names_in(folder), follow_links)
+        side_files += tuple(path for path in found if path.name not in own)
         notes = (*notes, f"the tokenizer is that of the pipeline, in {shown(folder)}")
     return CheckpointFiles(root, chosen.index_path, shards, tensors, config, side_files, notes)
 
@@ -315,17 +315,17 @@ def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) 
         raise InputError(
             "model.config", f"--base: no {metadata.CONFIG_NAME} of the model that it drafts for", path=root
         )
-    said = read_object(root / metadata.CONFIG_NAME, CONFIG_DOCUMENT)
-    said = metadata.text_on_top(said)
+    document = read_object(root / metadata.CONFIG_NAME, CONFIG_DOCUMENT)
+    document = metadata.text_on_top(document)
     config = checkpoint.config or {}
-    if found := _of_another(config, said):
+    if found := _of_another(config, document):
         raise InputError(
             "model.config",
             f"--base: it is not the model that the drafter in {shown(checkpoint.root)} drafts for: {found}",
             path=root,
             hint="--base DIR takes the directory of that model",
         )
-    return checkpoint._replace(config={**config, metadata.TARGET: said}, target=root)
+    return checkpoint._replace(config={**config, metadata.TARGET: document}, target=root)
 
 
 def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -333,9 +333,9 @@ def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     size = next((key for key in TAKEN if key in drafter), "hidden_size")
     pairs = {size: "hidden_size", "num_target_layers": "num_hidden_layers", "vocab_size": "vocab_size"}
     for key, other in pairs.items():
-        one, theirs = drafter.get(key), model.get(other)
-        if isinstance(one, int) and isinstance(theirs, int) and one != theirs:
-            return f"{other} is {theirs:,}, and {key} of the drafter {one:,}"
+        one, stated = drafter.get(key), model.get(other)
+        if isinstance(one, int) and isinstance(stated, int) and one != stated:
+            return f"{other} is {stated:,}, and {key} of the drafter {one:,}"
     layers = model.get("num_hidden_layers")
     drafter = {**drafter, **metadata.table_within(drafter, "dflash_config")}
     for key, behind in {"target_layer_ids": 0, "eagle_aux_hidden_state_layer_ids": 1}.items():
@@ -616,14 +616,14 @@ _POOLINGS = (
     ("lasttoken", "pooling_mode_lasttoken", 3, "by the last token"),
 )
 #: Keys of a GGUF that no engine reads -> the documents that are kept there, for the way back.
-_KEPT = {
+_STORED = {
     "sentence_transformers.modules": MODULES,
     "sentence_transformers.pooling": f"{_PLACE}/config.json",
     "sentence_transformers.transformer": "sentence_bert_config.json",
     "sentence_transformers.config": "config_sentence_transformers.json",
 }
 #: Bytes of one; prompts are a few lines.
-_MAX_KEPT = 1 << 16
+_MAX_STORED = 1 << 16
 #: Keys of old files that ckconv never writes as true.
 _OTHERS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
@@ -699,12 +699,12 @@ def pooling_of(files: Mapping[str, Path], modules: list[Module]) -> tuple[int, s
     return (_number(read_object(files[name], _DOCUMENT)), name) if name in files else (0, "")
 
 
-def _number(said: Mapping[str, Any]) -> int:
-    number = next((number for _, key, number, _ in _POOLINGS if said.get(key) is True), 0)
-    return number or {word: number for word, _, number, _ in _POOLINGS}.get(str(said.get("pooling_mode")), 0)
+def _number(document: Mapping[str, Any]) -> int:
+    number = next((number for _, key, number, _ in _POOLINGS if document.get(key) is True), 0)
+    return number or {word: number for word, _, number, _ in _POOLINGS}.get(str(document.get("pooling_mode")), 0)
 
 
-def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
+def stored_documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Key of a GGUF -> document beside a checkpoint, word for word.
 
     Args:
@@ -713,26 +713,26 @@ def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
     Raises:
         InputError: ``model.config``, one is malformed.
     """
-    data = {key: read_document(files[name], _DOCUMENT) for key, name in _KEPT.items() if name in files}
+    data = {key: read_document(files[name], _DOCUMENT) for key, name in _STORED.items() if name in files}
     for key, text in data.items():
-        if _KEPT[key] != MODULES:
-            parse_object(text, _DOCUMENT, files[_KEPT[key]])
-    return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_KEPT}
+        if _STORED[key] != MODULES:
+            parse_object(text, _DOCUMENT, files[_STORED[key]])
+    return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_STORED}
 
 
-def documents_of(kept: Mapping[str, object], number: int, layers: Sequence[str]) -> dict[str, bytes]:
+def documents_of(stored: Mapping[str, object], number: int, layers: Sequence[str]) -> dict[str, bytes]:
     """Files out of the keys of a GGUF, where they pool as it does.
 
     Args:
-        kept: metadata of a GGUF.
+        stored: metadata of a GGUF.
         number: how it pools.
         layers: directories of the linear layers behind that.
     """
-    files = {name: text.encode() for key, name in _KEPT.items() if isinstance(text := kept.get(key), str)}
-    pooling = files.get(_KEPT["sentence_transformers.pooling"])
+    files = {name: text.encode() for key, name in _STORED.items() if isinstance(text := stored.get(key), str)}
+    pooling = files.get(_STORED["sentence_transformers.pooling"])
     try:
         modules = _listed(files.get(MODULES, b"[]"), Path(MODULES))
-        said = parse_object(pooling, _DOCUMENT, Path(POOLING)) if pooling else {}
+        document = parse_object(pooling, _DOCUMENT, Path(POOLING)) if pooling else {}
         for name in files.keys() - {MODULES, f"{_PLACE}/config.json"}:
             parse_object(files[name], _DOCUMENT, Path(name))
     except InputError:
@@ -741,7 +741,7 @@ def documents_of(kept: Mapping[str, object], number: int, layers: Sequence[str])
     plain = all(module.kind in PLAIN or module in linear for module in modules)
     plain = plain and [module for module in _behind(modules) if module.kind not in PLAIN] == linear
     there = {module.path for module in modules if module.kind == POOLING} == ({_PLACE} if pooling else set())
-    return files if modules and plain and there and _number(said) == number else {}
+    return files if modules and plain and there and _number(document) == number else {}
 
 
 def pooled(number: object) -> str:
@@ -764,25 +764,25 @@ def pooling_files(number: int, width: int, context: int, layers: Sequence[str]) 
     modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(there.items())]
     switches = {key: own == number for _, key, own, _ in _POOLINGS} | dict.fromkeys(_OTHERS, False)
     pooling = {"word_embedding_dimension": width, **switches, "include_prompt": True}
-    said = {MODULES: modules, **({f"{_PLACE}/config.json": pooling} if number else {})}
-    said |= {"sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False}} if context else {}
-    return {name: (json.dumps(document, indent=2) + "\n").encode() for name, document in said.items()}
+    documents = {MODULES: modules, **({f"{_PLACE}/config.json": pooling} if number else {})}
+    documents |= {"sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False}} if context else {}
+    return {name: (json.dumps(document, indent=2) + "\n").encode() for name, document in documents.items()}
 
 
 def layer_files(layers: Mapping[str, Sequence[Piece]]) -> dict[str, bytes]:
     """Documents of the linear layers in these directories."""
-    said = {}
+    found = {}
     for folder, (piece, *_) in layers.items():
         rows, columns = piece.shape
         says = {"in_features": columns, "out_features": rows, "bias": False, "activation_function": _IDENTITY}
-        said[f"{folder}/{metadata.CONFIG_NAME}"] = (json.dumps(says, indent=2) + "\n").encode()
-    return said
+        found[f"{folder}/{metadata.CONFIG_NAME}"] = (json.dumps(says, indent=2) + "\n").encode()
+    return found
 
 
-def computes_plainly(said: Mapping[str, Any]) -> bool:
+def computes_plainly(document: Mapping[str, Any]) -> bool:
     """Whether a linear layer is its matrix alone."""
-    function = str(said.get("activation_function", "")).rpartition(".")[2]
-    return function == "Identity" and said.get("bias") is False and not said.get("use_residual")
+    function = str(document.get("activation_function", "")).rpartition(".")[2]
+    return function == "Identity" and document.get("bias") is False and not document.get("use_residual")
 
 
 # Directories of a checkpoint that are part of the model.
@@ -870,8 +870,8 @@ def options_shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
 
 def _layout(out: TensorIndex) -> str:
     """Whose layout its packed matrices have, as ``--pack`` calls it."""
-    said = metadata.document_of(out.metadata) if out.packed else None
-    method = metadata.within(said, "quantization_config", "quant_method")
+    document = metadata.document_of(out.metadata) if out.packed else None
+    method = metadata.within(document, "quantization_config", "quant_method")
     return str(method) if method in PACKED else ""
 
 

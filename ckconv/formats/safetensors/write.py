@@ -33,9 +33,9 @@ from ckconv.families.names import (
     OTHER_SCHEMES,
     REFERENCE,
     NameRule,
+    draft_name,
     fuses_otherwise,
     fusion_names,
-    numbered_apart,
     scheme_names,
 )
 from ckconv.families.sizes import Sizes, factor_of, layout_in
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
         missing: parts that the model does not have.
         expert: the one expert or part whose rows it holds, ``None`` for all rows.
         of: how many there are.
-        places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
+        stored: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
         shift: what is stored for a canonical value (:class:`ckconv.core.layouts.Layout`).
         packed: it is stored as blocks and scales.
         factors: of each part, what a stored value is multiplied with; empty for 1.
@@ -81,7 +81,7 @@ class Entry(NamedTuple):
     parts: tuple[str, ...]
     missing: tuple[str, ...] = ()
     expert: int | None = None
-    places: tuple[tuple[int, ...], Layout] | None = None
+    stored: tuple[tuple[int, ...], Layout] | None = None
     shift: float = 0
     packed: bool = False
     factors: tuple[float, ...] = ()
@@ -130,22 +130,22 @@ class Spelling:
 
     def _entries_of(self, stored: NameRule, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
         called, part = tensors.with_layer(stored.pattern, layer), stored.parts[0]
-        parts = tuple(tensors.with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
+        parts = tuple(tensors.with_layer(part.canonical, layer) for part in self._sizes.present(stored.parts))
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
-        places = layout_in(stored, self._sizes, layer)
+        found = layout_in(stored, self._sizes, layer)
         canonical, shift = tensors.with_layer(stored.canonical, layer), schema.stored_higher(part.value)
         factors = tuple(factor_of(one, self._sizes.scope, layer) for one in stored.parts) if part.by is not None else ()
         if self._by_class:
-            called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
-        whole = Entry(called, canonical, parts, missing, places=places, shift=shift, factors=factors)
+            called = draft_name(called, canonical, self._family, int(self._sizes.scope["layers"]))
+        whole = Entry(called, canonical, parts, missing, stored=found, shift=shift, factors=factors)
         if not part.stack:
             yield whole
             return
         hole = "{e}" if "{e}" in called else "{n}"
         size = self._sizes.of(part.row, layer)
-        if places is None and len(part.row.axes[0]) > 1:
+        if found is None and len(part.row.axes[0]) > 1:
             shape = shapes.sizes(part.axes, size)
-            whole = whole._replace(places=(shape, plain(math.prod(shape[:-1]), shape[-1])))
+            whole = whole._replace(stored=(shape, plain(math.prod(shape[:-1]), shape[-1])))
         count = int(size(part.stack))
         for n in range(count):
             yield whole._replace(name=called.replace(hole, str(n)), expert=n, of=count)
@@ -180,7 +180,7 @@ def module_of(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> Mo
         parts: the tensors of ``entry.parts``.
         dtype: of all of them in the output; an MLX triple's is written as one array a plane.
     """
-    shape, layout = places_of(entry, parts, dtype)
+    shape, layout = parts_layout(entry, parts, dtype)
     layout = shifted(layout, entry.shift) if entry.shift else layout
     triple = triple_of(dtype)
     if triple is None:
@@ -189,10 +189,10 @@ def module_of(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> Mo
     return planes(entry, parts, layout, dtype, arrays(entry.name, shape, triple))
 
 
-def places_of(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
+def parts_layout(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
     """The shape of the whole, and where the rows of the parts are in it."""
-    if entry.places is not None:
-        return entry.places
+    if entry.stored is not None:
+        return entry.stored
     shape = parts[0].shape if entry.expert is None else parts[0].shape[1:]
     shape = shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *shape[1:])
     rows, cols = tensors.matrix_of(shape, dtype) if entry.expert is None else (math.prod(shape[:-1]), shape[-1])
@@ -285,15 +285,15 @@ def planes(
     """Arrays of a quantized module; those of a triple are copied."""
     pieces = []
     for number, plane in enumerate(arrays):
-        kept = [part.dtype is dtype and bool(part.planes) for part in parts]
+        copied = [part.dtype is dtype and bool(part.planes) for part in parts]
         sources = [
-            viewed(part.planes[number], plane.dtype) if same else part for part, same in zip(parts, kept, strict=True)
+            viewed(part.planes[number], plane.dtype) if same else part for part, same in zip(parts, copied, strict=True)
         ]
         conversions = [
             Conversion(plane.dtype, plane.dtype)
             if same
             else Conversion(part.dtype, dtype, plane=number, factor=part.layout.scale, array=plane.dtype)
-            for part, same in zip(parts, kept, strict=True)
+            for part, same in zip(parts, copied, strict=True)
         ]
         own = plain(*plane.shape) if plane.together > 1 else None
         pieces.append(
@@ -400,9 +400,9 @@ def lay_out(
         behind: directory -> linear layer behind the model, which no index lists.
         drafts: beginning of names of what stands in a file of its own, and which.
     """
-    apart: dict[str, Sequence[Module]] = {f"{at}/{SINGLE_NAME}": [module] for at, module in (behind or {}).items()}
+    separate: dict[str, Sequence[Module]] = {f"{at}/{SINGLE_NAME}": [module] for at, module in (behind or {}).items()}
     if drafts[0]:
-        apart[drafts[1]] = [module for module in modules if module[0].name.startswith(drafts[0])]
+        separate[drafts[1]] = [module for module in modules if module[0].name.startswith(drafts[0])]
         modules = [module for module in modules if not module[0].name.startswith(drafts[0])]
     groups = _split(modules, limit)
     stem = file_name.removesuffix(SUFFIX)
@@ -410,16 +410,16 @@ def lay_out(
     indexed = always_index or len(groups) > 1
     files, headers = [], []
     weight_map: dict[str, str] = {}
-    for name, group in (*zip(names, groups, strict=True), *apart.items()):
+    for name, group in (*zip(names, groups, strict=True), *separate.items()):
         ordered = _ordered(tensors.chained(group))
         header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
-        places, at = array("Q"), len(header)
+        offsets, at = array("Q"), len(header)
         for piece in ordered:
-            places.append(place(at))
+            offsets.append(place(at))
             at += piece.nbytes
             if indexed and "/" not in name:
                 weight_map[piece.name] = name
-        files.append(OutputFile(name, at, tensors.made(len(ordered), partial(_step, ordered, places))))
+        files.append(OutputFile(name, at, tensors.made(len(ordered), partial(_step, ordered, offsets))))
         headers.append(header)
     return Shards(
         tuple(files),
@@ -466,8 +466,8 @@ def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
     return tensors.reordered(pieces, order)
 
 
-def _step(pieces: Sequence[Piece], places: Sequence[int], at: int) -> Step:
-    return pieces[at].step(places[at])
+def _step(pieces: Sequence[Piece], offsets: Sequence[int], at: int) -> Step:
+    return pieces[at].step(offsets[at])
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -642,16 +642,16 @@ def pooling_of_source(
         return {}, ()
     values = {key: getattr(value, "value", None) for key, value in index.metadata.items()}
     number = int(values.get(f"{index.architecture}.pooling_type") or 0)
-    kept, how, layers = documents_of(values, number, [*behind]), pooled(number), layer_files(behind)
-    if options.file_name and (kept or how):
+    stored, how, layers = documents_of(values, number, [*behind]), pooled(number), layer_files(behind)
+    if options.file_name and (stored or how):
         where = f"embeddings are pooled {how} (pooling_type)" if how else "there are documents of sentence-transformers"
         return {}, (f"{where}; DST is a single file without the files that say so",)
-    if kept or not (how or layers):
-        return {**kept, **layers}, ()
+    if stored or not (how or layers):
+        return {**stored, **layers}, ()
     context = options.context or index.config.context_length or 0
     files = pooling_files(number if how else 0, index.config.hidden_size, context, [*behind])
-    said = f"embeddings are pooled {how}" if how else f"{', '.join(behind)} changes the embedding of each token"
-    note = f"{said} (modules.json); a GGUF does not say whether they are normalized afterwards"
+    text = f"embeddings are pooled {how}" if how else f"{', '.join(behind)} changes the embedding of each token"
+    note = f"{text} (modules.json); a GGUF does not say whether they are normalized afterwards"
     return {**files, **layers}, (note,)
 
 

@@ -62,7 +62,7 @@ class WhisperPlanner(Planner):
         spoken = () if only_reasons or self.reasons else self._words(numbers["vocab_size"])
         if self.reasons or only_reasons:
             return self.refused()
-        file_type = self._kept[1] if any(map(self._keeps, self.index.tensors.values())) else FILE_TYPES[matrices.name]
+        file_type = self._header[1] if any(map(self._keeps, self.index.tensors.values())) else FILE_TYPES[matrices.name]
         parts = inside(filters(numbers["num_mel_bins"]), spoken)
         prologue = _prologue(numbers, file_type, parts, len(spoken))
         steps, at = [], len(prologue)
@@ -79,7 +79,7 @@ class WhisperPlanner(Planner):
         return self.made([OutputFile(self.options.file_name or MODEL_NAME, at, tuple(steps))], lambda: container)
 
     @cached_property
-    def _kept(self) -> tuple[tuple[bytes, ...], int]:
+    def _header(self) -> tuple[tuple[bytes, ...], int]:
         """Words and type of a source that is such a file."""
         with open_source(self.index.path) as source:
             header = header_of(source)
@@ -127,7 +127,7 @@ class WhisperPlanner(Planner):
         head = tensors.pop(HEAD, None)
         if head is not None and self.source.head_is_embedding:
             self.leave_out(HEAD, f"byte for byte the embedding: {_TIED}", head.nbytes)
-        elif head is not None and any(self.kept([head])):
+        elif head is not None and any(self.remaining([head])):
             self.refuse(f"{head.source} is not byte for byte the embedding, and {_TIED}")
         self.leave_out_by_rules()
         names = list(speech_tensors(numbers["decoder_layers"], numbers["encoder_layers"]))
@@ -140,32 +140,32 @@ class WhisperPlanner(Planner):
 
     def _types(self, tensors: list[Tensor]) -> DType:
         """Type of matrices: F16 if all are or a flag says so; FP32 by flag."""
-        asked, sources = self.dtype, dict[DType, str]()
+        wanted, sources = self.dtype, dict[DType, str]()
         for tensor in tensors:
             sources.setdefault(tensor.dtype, tensor.source)
-        kept = [t for t in tensors if self._keeps(t)]
-        matrices = {t.dtype for t in tensors if _is_matrix(t)} - {t.dtype for t in kept}
-        found = {"f32": F32, "f16": F16}.get(asked, F16 if matrices == {F16} else F32)
-        if kept and (found is F32 or any(t.dtype.kind is Kind.BLOCK and t not in kept for t in tensors)):
+        stays = [t for t in tensors if self._keeps(t)]
+        matrices = {t.dtype for t in tensors if _is_matrix(t)} - {t.dtype for t in stays}
+        found = {"f32": F32, "f16": F16}.get(wanted, F16 if matrices == {F16} else F32)
+        if stays and (found is F32 or any(t.dtype.kind is Kind.BLOCK and t not in stays for t in tensors)):
             self.refuse(
                 "whisper.cpp loads matrices of one type, and kernels of convolutions beside blocks as F16", DECODE
             )
-        elif asked == "engine" and found is F32 and all(d in WIDENS_TO_F32 or d.kind is Kind.BLOCK for d in matrices):
+        elif wanted == "engine" and found is F32 and all(d in WIDENS_TO_F32 or d.kind is Kind.BLOCK for d in matrices):
             self.refuse(f"matrices are {' and '.join(sorted(map(str, matrices)))}, and {_FP32}", _NARROW)
-        elif found is F32 and asked in ("f32", "keep"):
+        elif found is F32 and wanted in ("f32", "keep"):
             self.notes.append(_FP32)
-        if asked == BF16.name.lower():
+        if wanted == BF16.name.lower():
             self.refuse("whisper.cpp's files hold F32 or F16 of floats, and no BF16", "--dtype f32 holds every value")
         for dtype, name in sources.items():
             if dtype.kind is Kind.BLOCK:
-                sound = all(t in kept or (self.decoded(t) and decodable(dtype)) for t in tensors if t.dtype is dtype)
+                sound = all(t in stays or (self.decoded(t) and decodable(dtype)) for t in tensors if t.dtype is dtype)
                 if not sound:
                     self.refuse(f"ckconv writes no {dtype} for whisper.cpp: {name}", DECODE)
-            elif not writable(dtype, found) or (dtype is F64 and asked in ("engine", "keep")):
+            elif not writable(dtype, found) or (dtype is F64 and wanted in ("engine", "keep")):
                 self.refuse(f"whisper.cpp loads no {dtype}: {name}")
-        if asked == "keep":
+        if wanted == "keep":
             for tensor in tensors:
-                if tensor not in kept and tensor.dtype is not (found if _is_matrix(tensor) else F32):
+                if tensor not in stays and tensor.dtype is not (found if _is_matrix(tensor) else F32):
                     self.refuse(f"whisper.cpp loads no {tensor.dtype} as {tensor.source}", "--dtype engine widens it")
                     break
         return found
@@ -174,7 +174,7 @@ class WhisperPlanner(Planner):
         """The words below the special tokens, by id."""
         end = speech().ends[rows]
         if self.index.format == NAME:
-            return self._kept[0]
+            return self._header[0]
         vocabulary = vocabulary_beside(self.index)
         if not vocabulary:
             self.refuse("there is no vocabulary beside it, neither in vocab.json nor in tokenizer.json")
@@ -208,8 +208,8 @@ def _steps(name: str, called: str, tensor: Tensor, dtype: DType, at: int) -> Ite
     """Steps of a tensor: its record, and its values."""
     shape = (*tensor.shape, 1) if parse(name).pattern in speech().columns else tensor.shape
     record = words(len(shape), len(called), dtype.ggml or 0, *reversed(shape)) + called.encode()
-    said = Tensor(name, called, DTYPES["U8"], (len(record),), (Extent(Path(), at, len(record)),), plain(len(record), 1))
-    yield Step(f"the header of {called}", said, None, None, record)
+    head = Tensor(name, called, DTYPES["U8"], (len(record),), (Extent(Path(), at, len(record)),), plain(len(record), 1))
+    yield Step(f"the header of {called}", head, None, None, record)
     rows, cols = matrix_of(tensor.shape, dtype)
     extent = Extent(Path(), at + len(record), dtype.nbytes(cols) * rows)
     target = Tensor(name, called, dtype, shape, (extent,), plain(rows, cols))

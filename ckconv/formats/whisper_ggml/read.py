@@ -24,7 +24,7 @@ from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.canonical import Item, canonicalize
-from ckconv.families.catalog import said_of
+from ckconv.families.catalog import bracketed_of
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.towers import USUAL, speech, speech_document, speech_family, speech_names
 from ckconv.io.files import ByteSource, Cursor, open_source
@@ -183,7 +183,7 @@ def _index(path: Path, source: ByteSource) -> TensorIndex:
     config = huggingface_config(document, family, stored, path)
     columns = {table.tensors[name] for name in table.columns}
     items = [Item(plain_tensor(one.name, _flat(one) if one.name in columns else one), (one,)) for one in stored]
-    canonical = canonicalize(items, family, speech_names(), config, said_of(config), path=path)
+    canonical = canonicalize(items, family, speech_names(), config, bracketed_of(config), path=path)
     mels = header.numbers["num_mel_bins"]
     usual = mels in speech().mels and header.filters == filters(mels)
     return TensorIndex(

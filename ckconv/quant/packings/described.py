@@ -81,17 +81,17 @@ def _checked(stored: Arrays, declared: PackConfig) -> Module:
     scheme = found.scheme
     group = scheme.group if isinstance(scheme, Scheme) else scheme.quantization.group_size
     one = not tiles and stored[_SCALE].shape in ((), (1,), (1, 1))
-    said, rows = _data(declared, "block_size"), found.shape[0]
-    has = group if type(said) is int else [rows if one else 1, group]
-    if said is not None and said != has:
-        raise Conflict(f"the file's metadata says block_size {said}, and the arrays have {has}")
-    said = within(_data(declared, "elem_dtype"), "_data")
+    stated, rows = _data(declared, "block_size"), found.shape[0]
+    has = group if type(stated) is int else [rows if one else 1, group]
+    if stated is not None and stated != has:
+        raise Conflict(f"the file's metadata says block_size {stated}, and the arrays have {has}")
+    stated = within(_data(declared, "elem_dtype"), "_data")
     codes = stored[_CODES].dtype
-    if said is not None and codes in _ELEMENTS and said != _ELEMENTS[codes]:
-        raise Conflict(f"the file's metadata says elem_dtype {said}, and {_CODES[1:]} is {codes}")
-    said = _data(declared, "shape")
-    if said is not None and not tiles and said != list(found.shape):
-        raise Conflict(f"the file's metadata says shape {said}, and the arrays have {list(found.shape)}")
+    if stated is not None and codes in _ELEMENTS and stated != _ELEMENTS[codes]:
+        raise Conflict(f"the file's metadata says elem_dtype {stated}, and {_CODES[1:]} is {codes}")
+    stated = _data(declared, "shape")
+    if stated is not None and not tiles and stated != list(found.shape):
+        raise Conflict(f"the file's metadata says shape {stated}, and the arrays have {list(found.shape)}")
     return found
 
 
@@ -209,8 +209,8 @@ def _fit_tiles(stored: Arrays, declared: PackConfig) -> Module:
         raise Conflict(f"{groups:,} groups do not divide rows of {wide:,}")
     rows, columns = _shape(declared, tall, wide)
     size = min(wide // groups, columns)
-    places = merged([(tall // _TALL, wide // _WIDE * _TALL * _RUN), (_TALL, _RUN)])
-    strip = Strip(0, places, merged([(wide // _WIDE, _TALL * _RUN), (_RUN, 1)]))
+    axes = merged([(tall // _TALL, wide // _WIDE * _TALL * _RUN), (_TALL, _RUN)])
+    strip = Strip(0, axes, merged([(wide // _WIDE, _TALL * _RUN), (_RUN, 1)]))
     words = laid_out(codes, Layout(tall, wide // 2, tall, wide // 2, (strip,)), U8)
     pair = (Strip(at, merged([(tall, 2)]), merged([(groups, 2 * tall)])) for at in (0, 1))
     scale, zero = (laid_out(numbers, Layout(tall, groups, groups, 2 * tall, (one,), shared=True)) for one in pair)
@@ -339,7 +339,7 @@ _FORMATS = {
 }
 
 COMFYUI = "comfyui"
-SAID, HEADER = ".comfy_quant", "_quantization_metadata"
+DESCRIPTION, HEADER = ".comfy_quant", "_quantization_metadata"
 #: Of the names of a model in a file with others; the metadata may leave it out.
 _PREFIX = "model.diffusion_model."
 
@@ -356,19 +356,19 @@ def layers_of(headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any] | None:
     return None
 
 
-def said_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
+def facts_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Facts of the metadata about one matrix; empty for none."""
     return table_within(layers.get(module, layers.get(module.removeprefix(_PREFIX))))
 
 
 def _fit_comfyui(stored: Arrays, declared: PackConfig) -> Module:
-    said = declared.header
-    if SAID in stored:
-        said = declared.document(stored[SAID], "comfy_quant", "ComfyUI's matrices")
-    kind, weight, scale = said.get("format"), stored[".weight"], stored[".weight_scale"]
+    header = declared.header
+    if DESCRIPTION in stored:
+        header = declared.document(stored[DESCRIPTION], "comfy_quant", "ComfyUI's matrices")
+    kind, weight, scale = header.get("format"), stored[".weight"], stored[".weight_scale"]
     if not isinstance(kind, str):
-        raise Conflict(f"its format is {kind!r}, where {SAID[1:]} or {HEADER} says one")
-    if said.get("convrot") or within(said.get("params"), "convrot"):
+        raise Conflict(f"its format is {kind!r}, where {DESCRIPTION[1:]} or {HEADER} says one")
+    if header.get("convrot") or within(header.get("params"), "convrot"):
         raise Unread(f"ComfyUI's {kind} of rotated matrices (convrot)")
     if kind not in _FORMATS:
         raise Unread(f"ComfyUI's {kind}")
@@ -449,7 +449,7 @@ def without_scale(stored: Sequence[StoredTensor], taken: Collection[str], layers
         (one.name, kind)
         for one in (stored if layers else ())
         if one.name not in taken and one.name.endswith(".weight")
-        for kind in [said_of(one.name.removesuffix(".weight"), layers).get("format")]
+        for kind in [facts_of(one.name.removesuffix(".weight"), layers).get("format")]
         if isinstance(kind, str) and one.dtype is _FORMATS.get(kind)
     ]
     names = [name for name, _ in found]
@@ -496,7 +496,7 @@ COMFYUI_PACKINGS = (
         {
             ".weight": _ANY,
             ".weight_scale": (*FLOATS, FP8, U8, UE8),
-            f"{SAID}?": (U8,),
+            f"{DESCRIPTION}?": (U8,),
             ".weight_scale_2?": (F32,),
             ".pre_quant_scale?": FLOATS,
         },

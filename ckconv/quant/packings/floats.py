@@ -55,21 +55,21 @@ from ckconv.quant.packings.module import (
 _U32 = DTYPES["U32"]
 
 
-def fit_triple(stored: Arrays, declared: PackConfig, *, mode: str, apart: bool = False) -> Module:
+def fit_triple(stored: Arrays, declared: PackConfig, *, mode: str, own_axis: bool = False) -> Module:
     """Triple of codes, scales and, of affine, biases, in this order.
 
     Args:
-        apart: the codes of a group are an axis of their own.
+        own_axis: the codes of a group are an axis of their own.
     """
     codes, scales, *biases = stored.values()
     q = _quantization(mode, declared)
-    lead, own = codes.shape[: -2 if apart else -1], codes.shape[-2 if apart else -1 :]
+    lead, own = codes.shape[: -2 if own_axis else -1], codes.shape[-2 if own_axis else -1 :]
     words = math.prod(own) * codes.dtype.size
     columns = q.columns(words)
     if not lead or not math.prod(lead) or not q.divides(columns) or q.row_bytes(columns) != words:
         raise Conflict(f"{codes.name.rpartition('.')[2]} has shape {list(codes.shape)}, which is not {q}")
     groups = columns // q.group_size
-    if apart:
+    if own_axis:
         shaped(codes, (*lead, groups, q.row_bytes(q.group_size)))
     for array in (scales, *biases):
         shaped(array, (*lead, groups))
@@ -101,7 +101,7 @@ MX_PACKINGS = (
         "MXFP4",
         frozenset({"mxfp4"}),
         {"_blocks": (U8,), "_scales": _POWERS},
-        partial(fit_triple, mode="mxfp4", apart=True),
+        partial(fit_triple, mode="mxfp4", own_axis=True),
         "_blocks",
     ),
     _packing("compressed-tensors", _CT, "mxfp4", {".weight_packed": (U8,), ".weight_scale": _POWERS}),
@@ -137,11 +137,11 @@ def fit_fp8(stored: Arrays, declared: PackConfig, *, suffix: str) -> Module:
         weight.shape,
         (in_rows(weight), in_rows(scale, per if per < rows else 0)),
         unpack_bytes,
-        f"8-bit, {_said_fp8(scale, per, group)}",
+        f"8-bit, {_scale_words(scale, per, group)}",
     )
 
 
-def _said_fp8(scale: StoredTensor, per: int, group: int) -> str:
+def _scale_words(scale: StoredTensor, per: int, group: int) -> str:
     if len(scale.shape) < 2:
         return "one scale a matrix"
     return "scales of whole rows" if per == 1 else f"blocks of {per} x {group}"
@@ -152,13 +152,13 @@ def _blocks(weight: StoredTensor, scale: StoredTensor, declared: PackConfig) -> 
     rows, columns = weight.shape
     if scale.shape in ((), (1,)):
         return rows, columns
-    said = declared.settings.get("weight_block_size") or declared.settings.get("block_structure")
-    if isinstance(said, list) and len(said) == 2 and all(type(n) is int and n > 0 for n in said):
-        grid = tuple(-(-n // block) for n, block in zip(weight.shape, said, strict=True))
+    shape = declared.settings.get("weight_block_size") or declared.settings.get("block_structure")
+    if isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape):
+        grid = tuple(-(-n // block) for n, block in zip(weight.shape, shape, strict=True))
         if scale.shape != grid:
-            size = f"blocks of {said[0]} x {said[1]} in {list(weight.shape)}"
+            size = f"blocks of {shape[0]} x {shape[1]} in {list(weight.shape)}"
             raise Conflict(f"{size} need {list(grid)} scales, and there are {list(scale.shape)}")
-        return said[0], said[1]
+        return shape[0], shape[1]
     if scale.shape == (rows, 1):
         return 1, columns
     raise Conflict(
@@ -252,12 +252,12 @@ _TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 def _fit_bitsandbytes(stored: Arrays, declared: PackConfig, *, codes: str, state: str) -> Module:
     weight, absmax = stored[".weight"], stored[".weight.absmax"]
-    said = declared.document(stored[state], "quant_state", "bitsandbytes")
-    shape, size, number = said.get("shape"), said.get("blocksize"), _TYPES.get(str(said.get("dtype")))
+    document = declared.document(stored[state], "quant_state", "bitsandbytes")
+    shape, size, number = document.get("shape"), document.get("blocksize"), _TYPES.get(str(document.get("dtype")))
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
         raise Conflict(f"quant_state says shape {shape}, and a matrix has two lengths")
     if type(size) is not int or not 0 < size <= 1 << 20 or number is None:
-        raise Conflict(f"quant_state says blocksize {size} and dtype {said.get('dtype')}")
+        raise Conflict(f"quant_state says blocksize {size} and dtype {document.get('dtype')}")
     rows, columns = shape
     if columns % 2:
         raise Unread(f"{codes} with rows of an odd number of columns")
@@ -267,7 +267,7 @@ def _fit_bitsandbytes(stored: Arrays, declared: PackConfig, *, codes: str, state
     shaped(absmax, (blocks,))
     _check_map(stored[".weight.quant_map"], codes, declared)
     nested, inner = (stored.get(f".weight.nested_{name}") for name in ("absmax", "quant_map"))
-    many, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
+    many, offset = document.get("nested_blocksize", 0), document.get("nested_offset", 0.0)
     if absmax.dtype is U8:
         if nested is None or inner is None or type(many) is not int or many < 1 or not isinstance(offset, float):
             raise Conflict("absmax is quantized, and its nested_absmax, nested_quant_map or quant_state are not there")

@@ -25,13 +25,13 @@ from ckconv.quant.packings.module import (
     Packing,
     Tile,
     Unread,
+    group_words,
     grouped,
     in_columns,
     in_rows,
     laid_out,
     matrix,
     ordered,
-    said,
     shaped,
     unpack_bytes,
 )
@@ -49,7 +49,7 @@ from ckconv.quant.packings.module import (
 # ``packing_utils.py``. Other versions (gemv) pack otherwise.
 
 #: Output ``8 * w + j`` is this place of word ``w``.
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _like(stored: Arrays) -> bool:
@@ -66,9 +66,9 @@ def _fit_awq(stored: Arrays, declared: PackConfig) -> Module:
     if len(weight.shape) != 2 or len(scales.shape) != 2 or not all((*weight.shape, *scales.shape)):
         raise Conflict("qweight and scales are not matrices")
     (columns, many), (groups, rows) = weight.shape, scales.shape
-    bits, mine = many * 32 // rows, declared.method in AUTO_ROUND
-    if many * 32 != bits * rows or bits not in (range(4, 8) if mine else (4,)) or many % run(bits):
-        made = "4 to 7 bits" if mine else "4 bits"
+    bits, auto_round = many * 32 // rows, declared.method in AUTO_ROUND
+    if many * 32 != bits * rows or bits not in (range(4, 8) if auto_round else (4,)) or many % run(bits):
+        made = "4 to 7 bits" if auto_round else "4 bits"
         raise Conflict(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {made}")
     declared.agree("bits", bits)
     shaped(zeros, (groups, many))
@@ -76,7 +76,7 @@ def _fit_awq(stored: Arrays, declared: PackConfig) -> Module:
     if version != "gemm":
         raise Unread(f"AWQ of version {version}")
     packed = declared.settings.get("packing_format")
-    if mine and packed not in ("auto_round:auto_awq", "auto_round:awq"):
+    if auto_round and packed not in ("auto_round:auto_awq", "auto_round:awq"):
         raise Conflict(f"quantization_config says packing_format {packed}, and it is stored as AWQ")
     size = grouped(columns, groups, declared)
     per, words = together(bits), run(bits)
@@ -85,16 +85,16 @@ def _fit_awq(stored: Arrays, declared: PackConfig) -> Module:
         (rows, columns),
         (in_columns(weight, per, words), in_columns(scales), in_columns(zeros, per, words)),
         _unpack_awq,
-        f"{bits}-bit, {said(size, declared)}",
+        f"{bits}-bit, {group_words(size, declared)}",
     )
 
 
-def _unpack_awq(tile: Tile, *, places: tuple[int, ...] = PLACES, signed: bool = False) -> Rows:
+def _unpack_awq(tile: Tile, *, order: tuple[int, ...] = ORDER, signed: bool = False) -> Rows:
     weight, _, zeros = tile.arrays
     assert weight is not None
     assert zeros is not None
     bits = tile.scheme.bits
-    codes, points = (tile.cut(along_rows(words, bits, places), together(bits)) for words in (weight, zeros))
+    codes, points = (tile.cut(along_rows(words, bits, order), together(bits)) for words in (weight, zeros))
     if signed:  # two's complement: codes are eight more than what they stand for
         codes, points = codes ^ np.uint8(8), points ^ np.uint8(8)
     return rows_of(codes, tile.own(1), points)
@@ -171,7 +171,7 @@ def _fit_gptq(stored: Arrays, declared: PackConfig) -> Module:
         (rows, columns),
         (in_columns(weight), in_columns(scales), in_columns(zeros, together(bits), run(bits)), index),
         partial(_unpack_gptq, less=version in _LESS, form=PLANES if version in _PLANES else STREAM, name=zeros.name),
-        f"{bits}-bit, {said(size, declared)}{', columns in another order (desc_act)' * (index is not None)}",
+        f"{bits}-bit, {group_words(size, declared)}{', columns in another order (desc_act)' * (index is not None)}",
     )
 
 
@@ -276,12 +276,12 @@ def _fit_quark(stored: Arrays, declared: PackConfig) -> Module:
         raise Conflict(f"weight has shape {list(weight.shape)}, weight_scale {list(scale.shape)}, which is not 4 bits")
     shaped(zero, (groups, many))
     size = grouped(columns, groups, declared._replace(settings={"group_size": within(whole, "group_size")}))
-    places = () if within(declared.settings, "export", "pack_method") == "order" else PLACES
+    order = () if within(declared.settings, "export", "pack_method") == "order" else ORDER
     return Module(
         Scheme(INT, 4, size, scale.dtype, zeros=True, library=F32 if scale.dtype is F32 else None),
         (rows, columns),
         (in_columns(weight, 8), in_columns(scale), in_columns(zero, 8)),
-        partial(_unpack_awq, places=places, signed=kind == "int4"),
+        partial(_unpack_awq, order=order, signed=kind == "int4"),
         f"4-bit, groups of {size}",
     )
 
@@ -359,7 +359,7 @@ def _packed(stored: Arrays, declared: PackConfig) -> Module:
         (rows, columns),
         (in_rows(weight), array, zeros, index),
         partial(_unpack_words, form=form),
-        f"{bits}-bit, {_said_compressed(scale, size)}{', columns in another order (actorder)' * (index is not None)}",
+        f"{bits}-bit, {_scale_words(scale, size)}{', columns in another order (actorder)' * (index is not None)}",
     )
 
 
@@ -377,7 +377,7 @@ def _plain(stored: Arrays, declared: PackConfig) -> Module:
         weight.shape,
         (in_rows(weight), array, zeros),
         unpack_bytes,
-        f"8-bit, {_said_compressed(scale, size)}",
+        f"8-bit, {_scale_words(scale, size)}",
     )
 
 
@@ -410,7 +410,7 @@ def _zero(stored: Arrays, declared: PackConfig) -> StoredTensor | None:
     return zero
 
 
-def _said_compressed(scale: StoredTensor, size: int) -> str:
+def _scale_words(scale: StoredTensor, size: int) -> str:
     if len(scale.shape) < 2:
         return "one scale a matrix"
     return "scales of whole rows" if scale.shape[1] == 1 else f"groups of {size}"
@@ -487,12 +487,12 @@ def _fit_hqq(stored: Arrays, declared: PackConfig) -> Module:
     missing = [suffix for suffix in HQQ_BESIDE[:2] + HQQ_BESIDE[3:7] if suffix not in stored]
     if missing:
         raise Conflict(f"there is no {missing[0][1:]}")
-    said = {suffix: _hqq_numbers(stored[suffix], declared, suffix) for suffix in (".shape", ".group_size", ".axis")}
-    said[".packing"] = _hqq_numbers(stored[".packing"], declared, ".packing", U8)
-    packing, weight, scale, zero = _hqq_text(said[".packing"]), stored[".W_q"], stored[".scale"], stored[".zero"]
+    values = {suffix: _hqq_numbers(stored[suffix], declared, suffix) for suffix in (".shape", ".group_size", ".axis")}
+    values[".packing"] = _hqq_numbers(stored[".packing"], declared, ".packing", U8)
+    packing, weight, scale, zero = _hqq_text(values[".packing"]), stored[".W_q"], stored[".scale"], stored[".zero"]
     shape, (size, axis) = (
-        said[".shape"],
-        (said[key][0] if len(said[key]) == 1 else -1 for key in (".group_size", ".axis")),
+        values[".shape"],
+        (values[key][0] if len(values[key]) == 1 else -1 for key in (".group_size", ".axis")),
     )
     if packing not in _HQQ_CODES:
         raise Unread(f"HQQ with packing {packing}")

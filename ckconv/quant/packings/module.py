@@ -77,12 +77,12 @@ class PackConfig(NamedTuple):
         if found is None:
             raise Unread(f"{whose} without {name}")
         try:
-            said = json.loads(found.tobytes())
+            parsed = json.loads(found.tobytes())
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             raise Conflict(f"{name} is no JSON object")
-        return said
+        return parsed
 
 
 class Tile(NamedTuple):
@@ -270,7 +270,7 @@ def grouped(columns: int, groups: int, declared: PackConfig) -> int:
     return size
 
 
-def said(size: int, declared: PackConfig) -> str:
+def group_words(size: int, declared: PackConfig) -> str:
     """The groups, for people."""
     return "scales of whole rows" if declared.number("group_size") in (-1, 0) else f"groups of {size}"
 
