@@ -368,7 +368,7 @@ def test_a_file_is_learned_from_values_that_are_near(quantized: tuple[Path, Path
 
     assert {"Q4_0", "F32"} <= {tensor.dtype.name for tensor in open_index(small).stored}
     (of,) = found.checked
-    assert 0.05 < of.forth.apart**0.5 < 0.2
+    assert 0.05 < of.forth.distance**0.5 < 0.2
     assert "learned from near values (F16, F32, Q4_0, Q8_0)" in found.questions[-1].text
     assert "open: learned from near values" in found.text
     (tmp_path / "new.toml").write_text(found.text)

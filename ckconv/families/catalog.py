@@ -828,7 +828,7 @@ def tie_word(config: ModelConfig) -> str:
 
 
 def bracketed_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
-    """:func:`said` of parameters of family files; ``family`` is none."""
+    """:func:`bracketed` of parameters of family files; ``family`` is none."""
     return lambda *names: bracketed(config, *(FIELD_OF.get(name, name) for name in names), format=format)
 
 
@@ -876,7 +876,7 @@ def read_otherwise(made: ModelConfig, config: ModelConfig, *, of: str, factors: 
 
 
 def _stated(config: ModelConfig, field: str, format: str) -> str:
-    """:func:`said`, with keys of RoPE's tables."""
+    """:func:`bracketed`, with keys of RoPE's tables."""
     family = family_of(config)
     row = family.parameters.get(_PARAMETER_OF.get(field, field)) if family else None
     if format != "gguf" and row is not None and config.raw and not bracketed(config, field):

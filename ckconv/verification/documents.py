@@ -525,16 +525,16 @@ def _of_readers(pair: Pair) -> Iterator[Fact]:
 
     A key switches on what no hyper-parameter says, or a class follows another one that contradicts it.
     """
-    ours, theirs = pair.out.config, pair.source.config
+    ours, expected = pair.out.config, pair.source.config
     assert ours is not None
-    assert theirs is not None
+    assert expected is not None
     for words in ("modifiers", "overruled"):
-        for text in (text for text in getattr(ours, words) if text not in getattr(theirs, words)):
+        for text in (text for text in getattr(ours, words) if text not in getattr(expected, words)):
             key, _, value = text.removesuffix(",").partition(" = ")
             table = key.partition(",")[0].partition(".")[0]
             if value or unequal(pair.output.get(table), pair.meant.get(table)):  # both say it to another library
                 yield Fact(key, value or "overruled", None, CONFIG_NAME)
-    kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, theirs)]
+    kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, expected)]
     if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
         yield Fact("rope_type", shown(kinds[0]), shown(kinds[1] or "default"), CONFIG_NAME)
 
