@@ -26,6 +26,8 @@ PRONOUNS = re.compile(r"\b(it|its|they|them|those|one|ones|other|others|what|who
 MOST_PRONOUNS = 2
 #: Words that nobody outside would look for.
 PRIVATE = re.compile(r"\b(homeless|fellows|twins?|misfits|undecoded|turned|told|meant|besides|wherever)\b", re.I)
+#: Words of names that say nothing of what a value is: call it source, output, stored, positions, keys, request.
+UNTELLING = {"said", "theirs", "mine", "kept", "places", "told", "held", "apart", "late", "asked"}
 
 #: First lines that are not so. The number only falls: write down what is left, at the latest when it is `SLACK` less.
 REFUSED, SLACK = 0, 1
@@ -80,6 +82,17 @@ def test_no_message_has_a_private_word() -> None:
         texts = [n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told]
         found += [f"{path.name}: {n.value}" for n in texts if " " in str(n.value) and PRIVATE.search(str(n.value))]
     assert found == []
+
+
+def _names(node: ast.AST) -> list[str]:
+    fields = (getattr(node, field, None) for field in ("name", "id", "arg", "attr", "asname"))
+    return [name for name in fields if isinstance(name, str) and not UNTELLING.isdisjoint(name.lower().split("_"))]
+
+
+def test_names_say_what_a_value_is() -> None:
+    """Names of functions, classes, parameters, variables and attributes."""
+    nodes = ((path.name, node) for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    assert sorted({f"{file}: {name}" for file, node in nodes for name in _names(node)}) == []
 
 
 def test_a_function_that_says_yes_or_no_says_to_what() -> None:

@@ -155,7 +155,7 @@ def _counts(models: Sequence[Model]) -> str:
     return ", ".join([*counts, *([f"{left:,} not begun"] if left else [])])
 
 
-#: Flags that a worker is told of.
+#: Flags that a worker gets.
 _SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify", "origins")
 
 #: Version of a line's shape.

@@ -60,7 +60,7 @@ def _types_begun(_: click.Context, __: click.Parameter, begun: str) -> list[str]
     return [f"{before}{equals}{name}" for name in known if name.startswith(word.lower())]
 
 
-#: What :func:`click.option` is told of what stands behind a flag.
+#: What :func:`click.option` gets for what stands behind a flag.
 _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.NOTHING: {"is_flag": True},
     Takes.WORD: {"show_default": True},

@@ -72,7 +72,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **flags: Any) -> None:
     """Check a file's structure and checksums, or compare it with SRC.
 
-    With SRC, everything in and beside PATH is held against what SRC makes.
+    With SRC, everything in and beside PATH is compared with what SRC makes.
 
     SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
     --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is taken

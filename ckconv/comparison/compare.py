@@ -143,7 +143,7 @@ def _hash_tensor(
 # Tensors are compared through the canonical index, not as files.
 #
 # Metadata of one format are compared as they are. Of two formats one model is planned into the other's: what it would
-# say there is held against what that one says.
+# say there is compared with what that one says.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -720,7 +720,7 @@ class Difference(NamedTuple):
 
 
 def incomparable(one: Tensor, other: Tensor, reason: str) -> Difference:
-    """Two whose values cannot be held against each other."""
+    """Two whose values cannot be compared with each other."""
     return Difference(one.name, (one.dtype.name, other.dtype.name), 0, one.elements, math.nan, math.nan, reason)
 
 

@@ -780,7 +780,7 @@ def _other(place: Destination, what: str) -> OutputError:
 
 REBUILT = "verify.rebuild"
 
-#: Plan and place of the conversion, told the name and the format of the output, and its options.
+#: Plan and place of the conversion, given the name and the format of the output, and its options.
 Prepare = Callable[[str, str, Options], "tuple[Plan, Destination]"]
 
 
@@ -802,11 +802,11 @@ def rebuild(
 ) -> Rebuild:
     """Run a conversion again as its record says; compare every byte.
 
-    The record itself, and lists of digests, are not made again: they are held against the files they list.
+    The record itself, and lists of digests, are not made again: they are compared with the files they list.
 
     Args:
         opened: what the user named.
-        given: the options that count, told the record if there is one.
+        given: the options that count, given the record if there is one.
         named: side file -> where it is, if not beside the model.
 
     Raises:

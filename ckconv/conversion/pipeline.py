@@ -174,7 +174,7 @@ class Pipeline:
         return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
 
     def index(self, *, again: bool = False) -> TensorIndex:
-        """The index of the complete output; see :meth:`OutputReader.late`."""
+        """The index of the complete output; see :meth:`OutputReader.complete`."""
         return self._reader.complete(again=again)
 
     def _side_by_side(self, files: int) -> int:

@@ -75,7 +75,7 @@ VERBS = {
 
 
 class RowChange(NamedTuple):
-    """Conversion of values and places that several tensors share.
+    """Conversion of values and positions that several tensors share.
 
     Attributes:
         action: the conversion of their values.

@@ -1,4 +1,4 @@
-"""Files beside a model: places, checksums, records, leftovers.
+"""Files beside a model: paths, checksums, records, leftovers.
 
 Weights are not ours to remove: nothing is written beside them. Documents are: ``force`` replaces an output, and one
 that the new output does not have is replaced by nothing.
@@ -34,7 +34,7 @@ from ckconv.publish.staging import LargeFile, SmallFile
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUMS_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at
 
-# -- Files beside a model: places, checksum lists, the conversion record -----------------------------------------------
+# -- Files beside a model: paths, checksum lists, the conversion record -----------------------------------------------
 
 # The files beside a model: where they go, and those whose content follows from what is written.
 
@@ -96,7 +96,7 @@ def written(side: Mapping[Path, SmallFile]) -> list[NewFile]:
 def last_file_sizes(
     last: Sequence[LastFile], paths: Sequence[Path], plan: Plan, side: Mapping[Path, SmallFile]
 ) -> dict[Path, LargeFile]:
-    """The space that late files take, whose content is not known yet."""
+    """The space that the last files take, whose content is not known yet."""
     none = NO_DIGEST.hex()
     known = [NewFile(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
     known += written(side)
@@ -331,7 +331,7 @@ def check_listed(document: Path, pairs: Sequence[tuple[str, str]], digest_of_fil
 BUILD_TYPE = "https://github.com/ckconv/ckconv/convert/v1"
 BUILDER = "https://github.com/ckconv/ckconv"
 
-#: The record, told the files that are written before it. Its size does not depend on their digests.
+#: The record, given the files that are written before it. Its size does not depend on their digests.
 Recorded = Callable[[Sequence[NewFile]], bytes]
 
 

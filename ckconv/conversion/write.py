@@ -312,7 +312,7 @@ def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
     return found
 
 
-# What stands around the tensors of a staged file, read back and held against the bytes that were meant.
+# What stands around the tensors of a staged file, read back and compared with the bytes that were meant.
 #
 # The tensors themselves are compared with their source, through the reader of the format.
 

@@ -128,7 +128,7 @@ def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[fl
     return [float(number) for number in found if number is not None]
 
 
-#: Numbers that transformers' YaRN takes where they are not said (``_compute_yarn_parameters``).
+#: Numbers that transformers' YaRN takes where they are not stated (``_compute_yarn_parameters``).
 YARN_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 #: What each type of scaling computes with; other keys are read by nobody.
@@ -146,7 +146,7 @@ def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool)
     """A scaling without keys that change nothing: equal ones compute alike.
 
     Args:
-        context: the model's context length, which YaRN takes for the original one where none is said.
+        context: the model's context length, which YaRN takes for the original one where none is stated.
         latent: attention over latent vectors, which ``mscale_all_dim`` weighs besides.
     """
     kind = scaling.get("rope_type")
@@ -512,7 +512,7 @@ def config_differences(
     found: dict[str, tuple[object, object]] = {}
     if a.expert_ffn_size and b.expert_ffn_size:  # of a dense feed-forward, and no layer has one
         a = replace(a, ffn_size=b.ffn_size)
-    stated = a, b  # a window that reaches beyond the context is said, too
+    stated = a, b  # a window that reaches beyond the context is stated, too
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         of_a, of_b = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)

@@ -1,4 +1,4 @@
-"""How a tensor lies in stored bytes: types of elements, places of rows.
+"""How a tensor lies in stored bytes: types of elements, positions of rows.
 
 Canonical order is Hugging Face's: a matrix is ``[out, in]`` rows, the RoPE rows of a head are in split
 ("rotate half") order, and nothing is padded. A :class:`Layout` says where those rows are in a file, by the number of
@@ -541,7 +541,7 @@ class Layout:
         return starts
 
     def same_bytes_as(self, other: Layout) -> bool:
-        """Whether two layouts store the same values at the same places."""
+        """Whether two layouts store the same values at the same positions."""
         if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
             return False
         return not self.padded and (self.elements, self.strips) == (other.elements, other.strips)
@@ -563,7 +563,7 @@ class Layout:
         return replace(self, rows=rows, strips=tuple(strips), shared=True)
 
     def of_width(self, cols: int) -> Layout:
-        """The same places for rows of another width; only for whole rows."""
+        """The same positions for rows of another width; only for whole rows."""
         wide = tuple(
             Strip(
                 strip.first * cols // self.cols,
@@ -647,5 +647,5 @@ def transposed(rows: int, cols: int, *, stored_cols: int = 0) -> Layout:
 
 
 def shifted(layout: Layout, shift: float) -> Layout:
-    """The same places, values stored ``shift`` higher."""
+    """The same positions, values stored ``shift`` higher."""
     return replace(layout, shift=shift)

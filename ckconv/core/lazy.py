@@ -230,7 +230,7 @@ class _Loader(SourceFileLoader):
     def path_stats(self, path: Any) -> Any:
         """State when the file was changed, and in which release.
 
-        Some installers give the files of every release one time, and none takes away what was kept of a table.
+        Some installers give the files of every release one time, and none takes away what was cached of a table.
         """
         stats = dict(super().path_stats(path))
         return stats | {"mtime": int(stats["mtime"]) + crc32(__version__.encode())}

@@ -393,13 +393,13 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 # The text of a file beside a model: bytes, or made when they are written.
 
-#: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
+#: Bytes of a text that stays in memory once made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
 MAX_IN_MEMORY = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedText:
-    """A text that is made when it is written, and held nowhere.
+    """A text that is made when it is written, and does not stay in memory.
 
     Attributes:
         nbytes: of all of it.
@@ -420,7 +420,7 @@ SideFile = bytes | StreamedText
 
 
 def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
-    """A side file of these pieces, held if it is small enough.
+    """A side file of these pieces, in memory if it is small enough.
 
     The pieces are made once now; of a large file once more when it is written.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
 
 
-# Canonical tensor names: patterns, and names taken apart.
+# Canonical tensor names: patterns, and parsed names.
 #
 # ``{n}`` is the layer, ``{e}`` one of many experts. A name is looked up by replacing its whole-number segments, so a
 # table of patterns costs one dictionary look-up a tensor, whatever its length.
@@ -44,12 +44,12 @@ QKV, GATE_UP, *_ = PARTS
 _BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")
 
 
-#: Names that are kept taken apart: everybody asks, and few models have more.
+#: Parsed names that are cached: everybody asks, and few models have more.
 _MAX_CACHED = 4096
 
 
 class Name(NamedTuple):
-    """A name taken apart: ``pattern``, ``layer`` and ``expert``, or ``None``."""
+    """A parsed name: ``pattern``, ``layer`` and ``expert``, or ``None``."""
 
     pattern: str
     layer: int | None
@@ -249,7 +249,7 @@ class Adapter:
         document: the configuration as the file has it.
         ties: what it changes of a tied model's embedding changes the output head too.
         base_index: the base model's tensors, where they were found.
-        task: the task that it is for, and what stands before texts of it; ``None`` where nothing is said.
+        task: the task that it is for, and what stands before texts of it; ``None`` where nothing is stated.
     """
 
     method: str
@@ -276,16 +276,16 @@ def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -
     return float32(alpha / (math.sqrt(rank) if rank_stabilised else rank))
 
 
-# Sequences whose items are made when they are asked for: of a million tensors every object that is kept counts.
+# Sequences whose items are made when they are asked for: of a million tensors every object that is stored counts.
 
 T = TypeVar("T")
 
-#: Items that are kept: as many tensors as large models have.
+#: Items that are stored: as many tensors as large models have.
 MAX_OBJECTS = 1 << 17
 
 
 class LazySequence(Sequence[T]):
-    """``count`` items, each made when it is asked for; the last one is kept.
+    """``count`` items, each made when it is asked for; the last one is cached.
 
     Who asks for an item asks for it several times, and making it asks other sequences.
     """
@@ -321,12 +321,12 @@ class LazySequence(Sequence[T]):
 
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
-    """``count`` items: kept if few, else made whenever asked for."""
+    """``count`` items: stored if few, else made whenever asked for."""
     return tuple(map(make, range(count))) if count <= MAX_OBJECTS else LazySequence(count, make)
 
 
 def reordered(items: Sequence[T], order: Iterable[int]) -> Sequence[T]:
-    """The items at these places."""
+    """The items at these positions."""
     positions = array("I", order)
     return made(len(positions), lambda at: items[positions[at]])
 

@@ -149,7 +149,7 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
         if found in names.written.values() or found in names.packed.values():
             yield from _segment_faults(family, format, pattern, found)
     for pattern, choices in names.choices.items():
-        # layers whose numbers in names a stack lists are told by them
+        # layers whose numbers in names a stack lists are distinguished by them
         listed_rows = {
             choice.parts[0].row.name for choice in choices if choice.numbers is not None and choice.numbers.of_lists
         }

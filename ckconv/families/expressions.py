@@ -22,7 +22,7 @@ from ckconv.core.lazy import NamedTuple, np
 # -- Functions for expressions of family files, pure in their parameters -----------------------------------------------
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-#: Gemma 3's period, where nothing else is said.
+#: Gemma 3's period, where nothing else is stated.
 PERIOD = 6
 
 
@@ -80,7 +80,7 @@ def slides(count: int, pattern: int | list[bool]) -> list[str]:
 
 
 def stride(items: list[Any], item: Any) -> int:
-    """Regular distance between places of an item in a list."""
+    """Regular distance between positions of an item in a list."""
     start = items.index(item) if item in items else len(items)
     for period in range(start + 1, len(items) + 2):
         if [found == item for found in items] == every(len(items), period, False, True, start):

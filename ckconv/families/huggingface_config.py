@@ -113,7 +113,7 @@ _OF_LAYERS = frozenset({
 #: Of these, lists that may be longer, as of a model that layers were taken from: each layer looks its own item up.
 _LOOKED_UP = frozenset({"layer_rope_theta", "no_rope_layers"})
 
-#: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
+#: Types whose frequencies follow from the context length before scaling; the model's own, where none is stated.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")
 
 _FACTORS = ("long_factor", "short_factor")
@@ -172,7 +172,7 @@ def read_rope(
     """Read both styles of RoPE keys as the consumer does.
 
     Args:
-        default: the base that the class takes where none is said; ``None`` where nobody here knows it.
+        default: the base that the class takes where none is stated; ``None`` where nobody here knows it.
         context: the model's context length.
         turns_a_part: the class turns a part of every head where nothing is scaled; others turn all of it.
     """
@@ -298,7 +298,7 @@ def _of_parts(table: Mapping[str, Any], name: str, top: object, modifiers: list[
     are at the top of the document. A factor of attention is 1.
 
     Args:
-        modifiers: gets what is not said in one table.
+        modifiers: gets what is missing in one table.
     """
     both = [key for key in ("main", "compress") if table.get(key) is not None]
     main, compress = (_object(table.get(key), f"{name}.{key}", fail) for key in ("main", "compress"))
@@ -421,7 +421,7 @@ def _mlx_part(
 ) -> tuple[float, list[str]]:
     """The part that mlx-lm's class turns, and keys that say another one.
 
-    A class that turns whole heads whatever is said: what released models say is left to a note of the engine's row.
+    A class that turns whole heads whatever is stated: what released models say is left to a note of the engine's row.
     """
     shares = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor") for name, table in tables.items()}
     if style.whole:
@@ -463,7 +463,7 @@ def _completed_scaling(
         made = {key: value for key, value in made.items() if read is None or read.reads(key, consumer)}
         made |= {key: value for key, value in _OF_MLX.get(kind, {}).items() if made.get(key) is None}
     if kind in _FROM_CONTEXT and (consumer == TRANSFORMERS or kind == "longrope"):
-        # A class that has the key takes its own number for one that is not said, whatever the table says (Phi3Config).
+        # A class that has the key takes its own number for one not stated, whatever the table says (Phi3Config).
         key = "original_max_position_embeddings"
         default = default_of(own, key)
         original = own.get(key, default if type(default) is int else table.get(key))
@@ -488,7 +488,7 @@ def _completed_scaling(
     if kind == "yarn" and consumer == TRANSFORMERS:
         made = without_yarn_default(made)
     one, all_dim = made.get("mscale"), made.get("mscale_all_dim") or 0
-    one = 1 if one is None else one  # YarnRoPE of mlx-lm takes 1 and 0 where nothing is said
+    one = 1 if one is None else one  # YarnRoPE of mlx-lm takes 1 and 0 where nothing is stated
     both = (made.get("mscale") or 0) > 0 and all_dim
     if kind == "yarn" and consumer == MLX_LM and not both and (one, all_dim) != (1, 0):
         growth = yarn_scale(made["factor"]) - 1

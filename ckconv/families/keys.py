@@ -17,7 +17,7 @@ of
   ``shape`` (a name and an axis): what tensors say;
 - ``tensor``: the numbers are a float32 tensor of that name, with ``read``, ``write`` and ``when`` as a key has them.
 
-``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
+``default`` is what the class takes where nothing is stated, an expression, for all or as a table of ``transformers``,
 ``mlx_lm`` and ``llama_cpp``; ``value``: it follows from others. Neither, and not ``optional``: required.
 
 Sections ``[config]`` and ``[metadata]``: ``modifiers`` (key -> a neutral value, a list of them, or a table of
@@ -183,7 +183,7 @@ class ParameterCell(NamedTuple):
         when: written only then; ``stated`` are the names of the parameters that the source says itself.
         alias: read, never written.
         unread: written, but no engine looks at it.
-        sentence: of ``fixed``, what is said of another value.
+        sentence: of ``fixed``, what is reported of another value.
         instead: looked at only where no other cell says anything.
         folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
         words: stored word -> the parameter's.
@@ -229,7 +229,7 @@ class Parameter(NamedTuple):
 
     Attributes:
         cells: format ("hf", "gguf", "bump") -> its cells.
-        defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is said.
+        defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is stated.
         value: it follows from others.
         optional: it may be missing, which is ``None``.
         aid: it only serves to compute other parameters, which models are compared by.
@@ -420,10 +420,10 @@ class RopeStyle(NamedTuple):
             there and nowhere else ("only_rope_parameters"), or "nowhere"; "base": for nothing but the base, in both.
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
-        whole: mlx-lm's class turns whole heads, whatever part is said: no key of it has mlx-lm for a reader.
+        whole: mlx-lm's class turns whole heads, whatever part is stated: no key of it has mlx-lm for a reader.
         noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``): those that have
             a row.
-        part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
+        part: who reads -> the part of a head that its class turns where nothing is stated; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
         read_theta: the number of the first -> the base, where it is another one.
         counted: what they call the number of elements of a head that they turn, "" where none has a key for it.

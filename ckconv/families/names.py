@@ -50,7 +50,7 @@ class Part(NamedTuple):
         value: the operation on values, "" for none.
         stack: the axis of which every index is a stored tensor of its own, "" where there is none.
         by: what a stored value is multiplied with; ``None`` for 1.
-        row: where this is said.
+        row: where this is stated.
         instead: the row whose tensor stands here in layers without this one; "" for none.
     """
 

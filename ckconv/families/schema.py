@@ -147,7 +147,7 @@ class Engine(NamedTuple):
         written_as: the family as which its models are written: of a bump engine entry for entry, of transformers those
             that have a window; of one that is absent, a tower that a file of llama.cpp's comes back as.
         rope: of mlx-lm: where its class looks for the scaling of RoPE (:data:`MLX_ROPE`).
-        written: of mlx-lm: keys that its class wants, with what they are where nothing is said.
+        written: of mlx-lm: keys that its class wants, with what they are where nothing is stated.
         biased: of the engine that trains: the family whose class has every bias, for a model with one that this
             family's has not.
         biases: of a bump engine: the only biases that it adds, where a model of the family may have others too.
@@ -355,7 +355,7 @@ class DroppedPattern(NamedTuple):
 
     Attributes:
         name: its full name.
-        why: what is said of it.
+        why: what is reported of it.
         zeros: the class has it whatever is stored, and would make it up: zeros are written.
         copied: other classes of the family read it: it goes along where tensors keep their names.
         sinusoids: sines and cosines of positions, which are written where the source has none.
@@ -604,7 +604,7 @@ class Fusion(NamedTuple):
     cells: Mapping[str, str]
 
 
-#: Families times formats of which compiled names are kept: a user's own files come and go in a long-running program.
+#: Families times formats of which compiled names are cached: a user's own files come and go in a long-running program.
 MAX_FAMILIES = 256
 
 #: The parameter that says whether layers behind the last are there, which predict further tokens; ``--drop`` calls them

@@ -1,4 +1,4 @@
-"""Sizes of a model: axes, presence of tensors, places of rows."""
+"""Sizes of a model: axes, presence of tensors, positions of rows."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def _of_rows(family: Family) -> Mapping[tuple[str, str], str]:
     return {(row.name, kind): canonical_pattern(family, row.name, "" if row.whole_name else kind) for row, kind in rows}
 
 
-# -- Parts of a stored tensor in elements: shapes and places of rows ---------------------------------------------------
+# -- Parts of a stored tensor in elements: shapes and positions of rows ------------------------------------------------
 
 
 class Kind(NamedTuple):

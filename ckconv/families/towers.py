@@ -160,7 +160,7 @@ def reader_of(consumer: str, document: Mapping[str, Any]) -> str:
 
 
 def _holds(condition: expressions.Expression | None, scope: Mapping[str, Any]) -> bool:
-    with suppress(expressions.ExpressionError):  # what is not said fulfils no condition
+    with suppress(expressions.ExpressionError):  # what is not stated fulfils no condition
         return condition is None or bool(condition.value(scope))
     return False
 

@@ -32,7 +32,7 @@ class Reader(NamedTuple):
     """Reader of a format: opens a path, headers only.
 
     Attributes:
-        takes: what it is told besides the path: ``source`` (the bytes of a pipe), ``config_path``, ``base`` and
+        takes: what it gets besides the path: ``source`` (the bytes of a pipe), ``config_path``, ``base`` and
             ``opener`` (of an adapter's base model), ``follow_links``, ``drop``.
     """
 
@@ -89,7 +89,7 @@ class Format(NamedTuple):
         blocks: names of the block types of its models that other formats may hold, too.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
-        of_headers: of a path, what is kept of the files that hold the tensors, and of ``config.json``: the index of a
+        of_headers: of a path, what is stored of the files that hold the tensors, and of ``config.json``: the index of a
             source whose record is beside an output; ``None`` where no record holds such a source.
         content: of an open model and the places of its side files: a :class:`ckconv.core.metadata.Content`.
         documents: of an open model and the places of its side files: holds what loaders read beside it against it.

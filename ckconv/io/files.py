@@ -233,7 +233,7 @@ def holds(path: Path, content: SideFile) -> bool:
 # Files are read with positioned reads and never mapped: a mapped file that somebody truncates kills the
 # process with SIGBUS, a short read is an error with a sentence.
 
-#: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
+#: Bytes of a pipe that are buffered, so that what lies in a header can be decoded later.
 PIPE_LIMIT = 256 << 20
 
 _PIPE_CHUNK = 1 << 20
@@ -353,7 +353,7 @@ class FileSource(ByteSource):
 
 
 class PipeSource(ByteSource):
-    """A stream that is read once, and up to :data:`PIPE_LIMIT` bytes kept.
+    """A stream that is read once, and up to :data:`PIPE_LIMIT` bytes buffered.
 
     Nothing is read ahead of what is asked for but the rest of one chunk. ``size`` is set when the end is seen.
     """
@@ -451,7 +451,7 @@ class Cursor:
 
         False where the input ends before.
 
-        The caller bounds ``nbytes``: of a pipe that many are read and kept.
+        The caller bounds ``nbytes``: of a pipe that many are read and buffered.
         """
         if self.at + nbytes <= len(self.buffer):
             return True
@@ -866,7 +866,7 @@ CARD_NAME = "README.md"
 #: Bytes of a card that are looked at; its front matter is at its beginning.
 _LIMIT = 1 << 20
 
-#: Elements of an array that are kept: more languages, tags or datasets than any card names.
+#: Elements of an array that are read: more languages, tags or datasets than any card names.
 _ELEMENTS = 64
 
 

@@ -27,7 +27,7 @@ class Imatrix(NamedTuple):
     Attributes:
         matrices: name in GGUF -> numbers, those of several experts one after the other.
         dataset: the first of those that it was made of; empty where none is named.
-        chunks: of that; 0 where it is not said.
+        chunks: of that; 0 where it is not stated.
     """
 
     matrices: dict[str, Floats]

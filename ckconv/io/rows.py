@@ -67,11 +67,11 @@ def _steps(strip: Strip, down: Box, across: Box, width: int) -> Iterator[tuple[t
 
 
 def read_box(read: Callable[[int, Cells], None], first: int, axes: Sequence[Moved], out: Cells, limit: int) -> None:
-    """Read a box of cells into their places of ``out``.
+    """Read a box of cells into their positions of ``out``.
 
     Args:
         read: fills an array with the cells from one on.
-        limit: bytes that are read before they are put in their places.
+        limit: bytes that are read before they are put in their positions.
     """
     axes = sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: -axis[1])
     if _near(axes, out.itemsize, limit):
@@ -431,7 +431,7 @@ class RowReader:
         return out
 
     def _picked(self, first: int, nbytes: int, starts: Index, width: int) -> Rows:
-        """Rows that begin at these places of a run of bytes."""
+        """Rows that begin at these offsets of a run of bytes."""
         pitch = self.dtype.nbytes(self.layout.pitch)
         index = starts // pitch
         count = int(index.max()) + 1

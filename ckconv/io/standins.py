@@ -83,7 +83,7 @@ LEAST = 64 << 10
 #: Bytes of a piece that is fetched before it is read, and how many of them at once.
 PIECE, AHEAD = 4 << 20, 3
 
-#: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
+#: Bytes that are cached, of all files: writing and comparing read the same ones, one behind the other.
 MAX_CACHED = 48 << 20
 
 #: Seconds between two looks whether a signal came.
@@ -135,7 +135,7 @@ class RangeCache:
         return None
 
     def until(self, origin: Origin, offset: int, end: int) -> int:
-        """The next kept byte behind ``offset``, at most ``end``."""
+        """The next cached byte behind ``offset``, at most ``end``."""
         return min((at for owner, at in self._found if owner is origin and offset < at < end), default=end)
 
     def add(self, origin: Origin, start: int, nbytes: int, found: Future[bytes]) -> None:
@@ -164,7 +164,7 @@ def keep(origin: Origin, first: bytes) -> None:
 
 
 class RangeReader:
-    """Ranges of one file, fetched once while kept, in order ahead."""
+    """Ranges of one file, fetched once while cached, in order ahead."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -238,7 +238,7 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
 
 
 class LocalOrigin:
-    """A file put together on this machine, neither fetched ahead nor kept."""
+    """A file put together on this machine, neither fetched ahead nor cached."""
 
     size: int
 

@@ -29,7 +29,7 @@ class JoinedRows:
     Args:
         cols: elements of a row as it is written.
         changed: what counts values that change; shared where several read the same rows side by side.
-        tiles: where rows are kept for whoever compares them.
+        tiles: where rows are cached for whoever compares them.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: 
 
 
 def _scales_or_biases(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
-    """Scales or biases; the other ones are kept, and written next."""
+    """Scales or biases; the other ones are cached, and written next."""
     assert reader.tiles is not None
     assert conversion.plane
     found = reader.tiles.take(reader.tensor, conversion, start, stop, later=True)
@@ -241,7 +241,7 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
 
 
 def _cached(tiles: Tiles | None, of: Tensor, how: Conversion, rows: Index, made: tuple[Rows, int]) -> tuple[Rows, int]:
-    """Pass on converted rows, kept for whoever compares them."""
+    """Pass on converted rows, cached for whoever compares them."""
     if tiles is not None and is_handed_over(of, how):
         order = np.argsort(rows)  # canonical; heads, say, are written in another
         if (np.diff(rows[order]) == 1).all():

@@ -1,4 +1,4 @@
-"""Parallel computation of a tensor's pieces; rows kept for comparison."""
+"""Parallel computation of a tensor's pieces; rows cached for comparison."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
     return made
 
 
-# Rows that were just converted, kept for whoever compares them with what is read back of them.
+# Rows that were just converted, cached for whoever compares them with what is read back of them.
 #
 # Decoding, packing blocks again and above all quantizing take longer than writing and hashing what comes out. A tile is
 # known by the rows of the source that it was made of, not by where it was written: the reader of the output says where
@@ -163,7 +163,7 @@ def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
 
 _Place = tuple[tuple[Path, int] | int, int | None, int, bool]
 
-#: Bytes that are kept beside those that are made at once: what may be written and not read again yet, and more.
+#: Bytes that are cached beside those that are made at once: what may be written and not read again yet, and more.
 MOST = 12 << 20
 
 #: Bytes of a tile, at most about.
@@ -177,7 +177,7 @@ class Tile(NamedTuple):
     """Converted rows.
 
     Attributes:
-        conversion: without what it was told of importance, and of where to note errors.
+        conversion: without importance, and where to note errors.
         changed: see :meth:`ckconv.quant.convert.Conversion.apply`.
     """
 
@@ -234,7 +234,7 @@ class Tiles:
 
         Args:
             importance: how much the error of each column counts where they are quantized.
-            later: rows that were kept to be written, not to be compared.
+            later: rows that were cached to be written, not to be compared.
         """
         with self._turn:
             tile = self._drop(_place(tensor, conversion, start, later))

@@ -1,4 +1,4 @@
-"""Both directions of a learned file, held against its pair."""
+"""Both directions of a learned file, compared with its pair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, qu
 #: Twice the distance, of squares: importance moves values, and libraries round in ways of their own.
 _TWICE = 4.0
 
-#: How many faults are told.
+#: How many faults are shown.
 _SHOWN = 3
 
 #: Keys of config.json that say who wrote it, not what the model is.

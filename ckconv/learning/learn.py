@@ -61,7 +61,7 @@ _LONGEST = 3600
 
 _HINT = "--check pair compares no logits"
 
-#: Environment of the libraries: nothing is fetched, and nothing is said but the answer.
+#: Environment of the libraries: nothing is fetched, and nothing is printed but the answer.
 _QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -637,7 +637,7 @@ class _Draft:
                 return
 
     def _mend(self, found: BothWays, pair: Pair) -> bool:
-        """Change what a conversion got wrong, and can be said otherwise."""
+        """Change what a conversion got wrong, and can be stated otherwise."""
         changed = False
         prefix = f"{pair.architecture}."
         for full, (there, _) in found.forth.other.items():

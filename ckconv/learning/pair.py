@@ -133,7 +133,7 @@ def _type(found: Any) -> str:
 
 
 class Numbers:
-    """Values of stored tensors at single places, by positioned reads of pages."""
+    """Values of stored tensors at positions, by positioned reads of pages."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -141,7 +141,7 @@ class Numbers:
         self.nbytes = 0
 
     def at(self, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
-        """Float32 values, decoded where quantized, at places in the stored order."""
+        """Float32 values, decoded if quantized, at positions in stored order."""
         blocks, index = np.unique(positions // tensor.dtype.block, return_inverse=True)
         decoded = decode(self._stored(tensor, blocks), tensor.dtype)
         return np.asarray(decoded[index, positions % tensor.dtype.block])

@@ -89,7 +89,7 @@ class LastFile(NamedTuple):
 
     Attributes:
         nbytes: returns its size, given the earlier files (their digests are still zeros).
-        content: returns its bytes, given the earlier files: tensors, then side files, then late files.
+        content: returns its bytes, given the earlier files: tensors, then side files, then last files.
         names_digests: whether its content lists digests of whole files.
     """
 
@@ -104,7 +104,7 @@ class LastFile(NamedTuple):
 #: Globs that a hint names at most.
 _SHOWN = 3
 
-#: The flags, where nothing is said of the tensors that are refused.
+#: The flags, where nothing is stated of the tensors that are refused.
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only the ones it names"
 
 

@@ -498,7 +498,7 @@ def _beyond_float16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> int:
     return int(np.count_nonzero(looked_up(_float16_values(), out).view(np.uint32) != bits))
 
 
-# -- Types whose codes are places in a grid: IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S ------------------------------------------
+# -- Types whose codes are positions in a grid: IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S ---------------------------------------
 
 # A row of the grid is eight whole numbers, of IQ3 four, which are looked up at once: a third of libgguf's time. They,
 # and ``d`` times the scale of a group, have so few bits that products are exact, and the same in whatever order they

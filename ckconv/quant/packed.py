@@ -3,7 +3,7 @@
 However a quantizer lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
 hashed and be compared without being decoded. A row is, one after the other::
 
-    codes     u8 [columns]      one byte each, unsigned: integers, floats, or places in a table of 16 (low four bits)
+    codes     u8 [columns]      one byte each, unsigned: integers, floats, or positions in a table of 16 (low four bits)
     scales    number [groups]   as they are stored
     zeros     u8 [groups]       where integers have them: value = (code - zero) * scale; or as the scales are stored
     factor    F32 [1]           where scales are themselves scaled (NVFP4)

@@ -253,7 +253,7 @@ def _recorded(options: Options) -> dict[str, object]:
 
 
 def _side_files(index: TensorIndex) -> dict[str, Path]:
-    """Every file of the source that is kept whole, by name."""
+    """Every file of the source that is stored whole, by name."""
     return dict(sorted({**side_files_of(index), **({it.name: it} if (it := index.shard_index) else {})}.items()))
 
 
@@ -293,7 +293,7 @@ def _check_whole(nbytes: int) -> None:
 def _source_file(
     name: str, path: Path, runs: list[list[Run]] | None, contents: dict[str, SourceBytes], files: Files
 ) -> SourceFile:
-    """File of the record, with the runs that are kept."""
+    """File of the record, with the runs that are stored."""
     size = path.stat().st_size
     groups = [[(0, size)] if size else []] if runs is None else runs
     made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
@@ -305,7 +305,7 @@ def _source_file(
 
 
 def _stored_runs(index: TensorIndex, path: Path, returning: _Returning, files: Files) -> list[list[Run]]:
-    """Bytes kept of a file of tensors: the rest, then lost values."""
+    """Bytes stored of a file of tensors: the rest, then lost values."""
     stored = sorted((t for t in index.stored if t.extent.path == path), key=lambda t: t.extent.offset)
     groups: list[list[Run]] = []
     end = 0

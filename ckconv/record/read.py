@@ -29,9 +29,9 @@ from ckconv.record import CONVERSION_NAME, record_path
 #
 # ``out.bump.source.zip`` lies beside ``out.bump`` and belongs to it by the SHA-256 that the bump's header stores of its
 # payload. Its ``record.json`` lists every file of the source with its size, and *runs* of bytes (offset and length)
-# that are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump.
-# Every other byte comes back out of the bump file, or is zero. Contents are members of the archive: a file that is kept
-# whole under its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
+# that are stored verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump.
+# Every other byte comes back out of the bump file, or is zero. Contents are members of the archive: a file stored whole
+# under its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
 #
 # Where a conversion record was asked for it is a member, too (``ckconv.json``), and says all the options (schema 2);
 # without one, ``record.json`` lists those that decide what the bump holds (schema 1).
@@ -87,11 +87,11 @@ class SourceFile(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
-        """Every run that is kept, sorted."""
+        """Every run that is stored, sorted."""
         return sorted(run for group in self.stored for run in group.runs)
 
     def member(self, group: StoredRuns) -> str:
-        """The archive's name of what is kept."""
+        """The archive's name of what is stored."""
         whole = not self.tensors
         return f"files/{self.name}" if whole else f"parts/{group.sha256}"
 
@@ -220,7 +220,7 @@ class OpenRecord:
         return sorted(found)
 
     def _stored(self, file: SourceFile, group: StoredRuns) -> Location:
-        """Member with the kept bytes, whose size :func:`open_record` checked."""
+        """Member with the stored bytes, whose size :func:`open_record` checked."""
         return self._members[file.member(group)]
 
 
@@ -426,12 +426,12 @@ class _Checks:
 
 # The headers that a source record keeps, read by the readers of their format: an index of files that are not there.
 
-#: More than any header has: what is asked for beyond the kept runs is zeros, made one by one.
+#: More than any header has: what is asked for beyond the stored runs is zeros, made one by one.
 _LONGEST = 256 << 20
 
 
 class KeptSource(ByteSource):
-    """Bytes of a partly kept file; other runs read as zeros.
+    """Bytes of a partly stored file; other runs read as zeros.
 
     Args:
         pieces: the runs, sorted, each with the offset where ``read`` finds its bytes.
@@ -485,7 +485,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
 
 # -- Zip archive of stored members whose bytes follow from them --------------------------------------------------------
 #
-# Members are sorted by name and lie back to back from byte 0: nothing is compressed, no time is kept (1980-01-01 is the
+# Members are sorted by name and lie back to back from byte 0: nothing is compressed, no time (1980-01-01 is the
 # earliest that the format knows), no comment, no extra field, and the directory follows the last member. Any unpacker
 # opens it; :func:`members_of` takes nothing else, so an archive cannot mean one thing to it and another to an unpacker.
 # Source of the structures: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16.

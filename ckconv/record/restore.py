@@ -1,6 +1,6 @@
 """Planning of the way back: the source's files, byte for byte.
 
-Every run of bytes of every file is either kept in the record, or rows of a tensor that it holds, in the type and
+Every run of bytes of every file is either stored in the record, or rows of a tensor that it holds, in the type and
 the order in which the source stored them, or zeros. What was widened is narrowed again, and every value is checked.
 """
 
@@ -94,7 +94,7 @@ class _Restorer:
             self.was = with_tower(self.was, {name: self._whole(file) for name, file in self.files.items()})
 
     def _whole(self, file: SourceFile) -> bytes:
-        """A file that is kept whole."""
+        """A file that is stored whole."""
         if file.tensors:
             return b""
         return b"".join(self.opened.read_whole(at, run[1]) for run, at in self.opened.pieces(file))
@@ -160,7 +160,7 @@ class _Restorer:
             raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
 
     def _stored_steps(self, file: SourceFile) -> Iterator[Step]:
-        """Steps of a file's kept bytes: tensors copied, the rest content."""
+        """Steps of a file's stored bytes: tensors copied, the rest content."""
         stored = sorted((t for t in self.was.stored if t.extent.path.name == file.name), key=_offset)
         starts = [_offset(tensor) for tensor in stored]
         for (offset, nbytes), at in self.opened.pieces(file):
@@ -174,7 +174,7 @@ class _Restorer:
             yield Step(owner.name, target, source, Conversion(source.dtype, source.dtype))
 
     def _tensor(self, tensor: Tensor) -> None:
-        """The steps that write what is not kept of one canonical tensor."""
+        """The steps that write what is not stored of one canonical tensor."""
         arrays: list[tuple[Tensor, int | None]] = [(tensor, None)] if not tensor.planes else []
         arrays += [(plane, number) for number, plane in enumerate(tensor.planes)]
         for array, plane in arrays:
@@ -187,7 +187,7 @@ class _Restorer:
                 first += rows
 
     def _missing(self, array: Tensor, extent: Extent, rows: int) -> Iterator[tuple[Extent, int, int]]:
-        """(extent, first row, last row + 1) of what is not kept of a run of rows."""
+        """(extent, first row, last row + 1) of what a run of rows lacks."""
         gaps = list(_gaps(self.stored[extent.path.name], extent))
         if gaps == [extent]:
             yield extent, 0, rows

@@ -26,13 +26,13 @@ else:
 #: the unwinding that the first one began.
 GRACE = 2.0
 
-#: What is said of a signal that came when there was nothing left to undo.
+#: The note on a signal that came when there was nothing left to undo.
 COMPLETE = "interrupted after the output was complete; it was kept"
 
-#: What is said where the output was to replace another.
+#: The note where the output was to replace another.
 OLDER = "interrupted; nothing was left behind, and what was there before stayed"
 
-#: What is said where not all could be removed or brought back; the error's details say what.
+#: The note where not all could be removed or brought back; the error's details say what.
 LEFT = "interrupted; not everything could be put back as it was"
 
 

@@ -16,7 +16,7 @@ from ckconv.tokenizer.vocabulary import SPECIAL, Inexact, TokenizerFiles, conten
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #
-# Six kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
+# Six kinds can be expressed faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
 # ``tokenizer.json``, SentencePiece BPE ("llama") and unigram models ("t5"), out of ``tokenizer.model`` or
 # ``tokenizer.json``, WordPiece ("bert"), and RWKV's and PLaMo's ("rwkv", "plamo2"), out of files of their own. Any
 # other is left out, which llama.cpp loads too: it then takes token ids and has no words ("no_vocab").
@@ -63,7 +63,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """As :func:`tokenizer_keys`, with words.
 
     Raises:
-        Inexact: there are none, or none that can be said faithfully.
+        Inexact: there are none, or none that can be expressed faithfully.
     """
     if (pieces := gguf_words.model_of_same_words(files, vocab_size)) is not None:
         return _made(files, gguf_words.from_model(files, pieces, vocab_size), vocab_size)

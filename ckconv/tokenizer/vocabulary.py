@@ -658,7 +658,7 @@ class TokenizerFiles(NamedTuple):
 
 
 class Inexact(Exception):
-    """Why a tokenizer cannot be said faithfully."""
+    """Why a tokenizer cannot be expressed faithfully."""
 
 
 def equal_tokens(tokens: Iterable[str]) -> tuple[int, int, str] | None:

@@ -140,7 +140,7 @@ def differences(
 
     Args:
         people: files for people count.
-        spelled: a hyper-parameter that one says in two words, for two readers, has to be said in both.
+        spelled: a hyper-parameter that one says in two words, for two readers, has to be stated in both.
         defaults: a class of transformers reads both, so that its defaults stand for keys.
 
     Raises:

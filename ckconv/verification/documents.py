@@ -55,10 +55,10 @@ from ckconv.verification.tokenizers import ALL_ROLES, pieces, roles_of_keys
 _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
 
 #: Keys of a configuration that mean the same to every library. What computes is compared as hyper-parameters: a class
-#: may be told in other words, or of fewer biases.
+#: may be in other words, or of fewer biases.
 _SHARED_KEYS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"}
 
-#: Keys that classes of one library have to be told alike.
+#: Keys that classes of one library have to state alike.
 _COPIED_KEYS = _SHARED_KEYS | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
 
 #: Keys that every class reads, or that choose it.
@@ -366,7 +366,7 @@ def _of_defaults(pair: Pair, taken: Mapping[str, Any], document: Mapping[str, An
 
 
 def _of_head(pair: Pair) -> Iterator[Fact]:
-    """The fault of a head that is said to be apart, and is not there."""
+    """The fault of a head that is stated as separate, and missing."""
     if "output" not in pair.family.tensors or "output.weight" in pair.out.tensors:  # a classifier has none
         return
     config = pair.whole if text_key(pair.wholes) else pair.output  # a class may wrap the text model's
@@ -767,7 +767,7 @@ def _of_files(pair: Pair) -> Iterator[Fact]:
 
 
 def _of_index(out: TensorIndex, source: TensorIndex, name: str) -> Iterator[Fact]:
-    """Faults of the index of shards: places of tensors, and another size.
+    """Faults of the index of shards: files of tensors, and another size.
 
     No loader asks for the size, and a copy may say what its source says (DeepSeek V3: half of it).
     """

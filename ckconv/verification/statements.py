@@ -104,7 +104,7 @@ def faults_of(
     Each key once.
 
     Args:
-        options: of the conversion: what somebody asked to be another is.
+        options: of the conversion; a key that they change is no fault.
         content: reads the output's metadata and documents.
     """
     seen = set[str]()
@@ -178,7 +178,7 @@ def _of_pooling(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
 def _pooling(index: TensorIndex) -> int:
     """Number of a kind of pooling (``llama_pooling_type``).
 
-    0 where none of them is said.
+    0 where none of them is stated.
     """
     table = {int(number): words for number, words in needed()["pooling"].items()}
     if index.metadata_kind is MetadataKind.TYPED:
@@ -232,7 +232,7 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 # -- Values that somebody asked for ------------------------------------------------------------------------------------
 
 
-#: Key, document, what is said in each of its tables, and whether one of these is what was asked for.
+#: Key, document, its value in each of its tables, and whether one of these is what was asked for.
 _EditTarget = tuple[str, str, Mapping[str, Any], Callable[[Any], bool]]
 
 

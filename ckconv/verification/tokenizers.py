@@ -82,7 +82,7 @@ _ITEMS = rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)
 
 
 class Tokens(NamedTuple):
-    """The tokenizer of a model; ``None`` and empty where nothing is said.
+    """The tokenizer of a model; ``None`` and empty where nothing is stated.
 
     Attributes:
         tokens: number -> text.

@@ -3,7 +3,7 @@
 Everything that a conversion computes (decoders, packing again, quantizers, merges, other conventions of values) is
 written by :mod:`ckconv.quant` and compared with what the same functions make again: a mistake in one of them would be
 on both sides. So a few rows of each such tensor are decoded here, in plain NumPy by the formulas of the formats, ggml's
-blocks by the gguf package, and held against each other. What is sampled is said in docs/limits.md.
+blocks by the gguf package, and compared with each other. What is sampled is said in docs/limits.md.
 """
 
 from __future__ import annotations
@@ -432,7 +432,7 @@ def _module(
 
 
 def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Doubles:
-    """Values of bitsandbytes' four bits: places in a table.
+    """Values of bitsandbytes' four bits: positions in a table.
 
     Args:
         first: a row of each array, of which those behind the first are one.

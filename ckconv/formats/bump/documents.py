@@ -89,7 +89,7 @@ def hash_faults(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield HASH, f"template_hash is {stated!r}, the template's SHA-256 is {found}"
 
 
-# The documents beside a bump file, held against the file: what no checksum covers and the engine works from.
+# The documents beside a bump file, compared with the file: what no checksum covers and the engine works from.
 #
 # ``build_ir_v7.py`` takes everything from ``weights_manifest.json`` and fills what its ``config`` lacks from
 # ``config.json``; ``src/ckernel_ir.c`` (bump 3) takes everything from ``config.json``, and 0 for what it does not find.
@@ -136,7 +136,7 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
             ``verify.quant-summary`` or ``verify.hash``, the engine does not build the file, or builds another.
         InputError: a document is malformed.
     """
-    if not index.version:  # its manifest was held against it when it was opened
+    if not index.version:  # its manifest was compared with it when it was opened
         return
     paths = {
         name: (named or {}).get(name) or sidefiles.document_beside(index.path, name)

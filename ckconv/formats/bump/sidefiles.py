@@ -63,7 +63,7 @@ def _own(bump: Path, name: str) -> Path:
     return bump.with_name(f"{bump.name}.{name}")
 
 
-# The configuration beside a bump file, held against what the file's own header says.
+# The configuration beside a bump file, compared with what the file's own header says.
 
 _DOCUMENT = Document("configuration", "model.config", "model.config", 64 << 20, lax=True)
 
@@ -184,7 +184,7 @@ def without_config(path: Path) -> InputError:
     )
 
 
-# ``weights_manifest.map``: what the engine's loader maps a bump 4 or 5 file by, held against the file itself.
+# ``weights_manifest.map``: what the engine's loader maps a bump 4 or 5 file by, compared with the file itself.
 #
 # A line an entry, ``name|dtype|file_offset|size|runtime_offset``, numbers in any base that C's ``strtoull`` takes from
 # the prefix; ``#`` begins a comment (``ck_load_weights_manifest_v7`` of ``ckernel_model_load_v7.c``).

@@ -19,7 +19,7 @@ from ckconv.plan.steps import Reason
 
 # -- Layers with a window and a RoPE base, as engines expect them ------------------------------------------------------
 
-#: The RoPE base of the sliding layers, where nothing else is said (``Gemma3TextConfig`` of transformers 5).
+#: The RoPE base of the sliding layers, where nothing else is stated (``Gemma3TextConfig`` of transformers 5).
 LOCAL_ROPE_THETA = 10_000.0
 
 

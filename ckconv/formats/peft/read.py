@@ -641,7 +641,7 @@ def _index(
     collected = collector.finish()
     if model is not None:
         collected = experts_together(collected, model)
-    if not unsupported:  # what has no rule has no shape to be held against either
+    if not unsupported:  # what has no rule has no shape to be compared with either
         check_fits(collected, found_base, root)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     method = {"IA3": "IA3", TOKENS: "trainable tokens"}.get(config.method, "DoRA" if config.dora else "LoRA")
