@@ -137,7 +137,7 @@ def test_a_million_tensors_are_converted_in_600_megabytes(tmp_path: Path, format
     settings = """
 import ckconv.core.tensors as made
 import ckconv.formats.safetensors.write as reference
-made.KEPT = reference._MAX_HEADER = 0
+made.MAX_OBJECTS = reference._MAX_HEADER = 0
 """
     few, many = (of(tmp_path / f"{count}.{format}", count) for count in (start, 3 * start))
     for command in (("convert", "{}", "{}.out", "--to", format), ("verify", "{}.out", "{}")):
