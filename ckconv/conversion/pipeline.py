@@ -122,8 +122,8 @@ class Pipeline:
             # Two threads that import modules of one package in two orders wait for each other.
             import_module("ckconv.io.stored")
         self._pool = None if self.alone else threads(4 * count)
-        kept = self._verify and (self.alone or self._pool is not None)
-        self._slow = {number: kept and self._has_slow(number) for number in numbers}
+        cached = self._verify and (self.alone or self._pool is not None)
+        self._slow = {number: cached and self._has_slow(number) for number in numbers}
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()
         found, errors, reported = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)

@@ -308,7 +308,7 @@ def _pattern(family: Family, row: TensorRow, kind: str) -> str:
     return _of_rows(family)[row.name, kind]
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def _of_rows(family: Family) -> Mapping[tuple[str, str], str]:
     """Name of a row, weight or bias -> canonical pattern."""
     rows = [(row, kind) for row in family.tensors.values() for kind in ("weight", "bias")]
@@ -352,7 +352,7 @@ def _kind(part: Part, size: shapes.Size) -> Kind:
     return Kind(shape, shape, 0, tuple((n, math.prod(shape[at + 1 :])) for at, n in enumerate(shape)))
 
 
-@lru_cache(maxsize=FAMILIES_KEPT)
+@lru_cache(maxsize=MAX_FAMILIES)
 def stored_layout(kinds: tuple[Kind, ...], dtype: DType, *, one: bool = False) -> Layout:
     """Layout of canonical tensors of equal width in a shared stored tensor.
 

@@ -293,9 +293,9 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
 def check_different(targets: Iterable[Path]) -> None:
     """Check that no two outputs are one file, as links may make them."""
     seen, targets = dict[tuple[str, str], Path](), [*targets]
-    places = {parent: os.path.realpath(parent) for parent in {target.parent for target in targets}}
+    parents = {parent: os.path.realpath(parent) for parent in {target.parent for target in targets}}
     for target in targets:
-        other = seen.setdefault((places[target.parent], target.name), target)
+        other = seen.setdefault((parents[target.parent], target.name), target)
         if other is not target:
             raise OutputError("output.special", f"is the same file as {other}", path=target)
 
