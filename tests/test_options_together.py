@@ -221,7 +221,7 @@ def test_a_class_that_config_json_cannot_name_is_refused(tmp_path: Path, ckconv)
     [
         ("partial_rotary_factors", 3, 1.6, "mlx-lm turns an even number of a head's elements (partial_rotary_factors)"),
         ("swiglu_limits", 0, -1, "swiglu_limits is no number of 0 or more for every layer"),
-        ("swiglu_limits_shared", 0, [0.03], "not known (swiglu_limits_shared)"),
+        ("swiglu_limits_shared", 0, [0.03], "computes of a step3p5 (swiglu_limits_shared)"),
     ],
 )
 def test_an_item_of_a_list_that_mlx_lm_does_not_compute_with_is_named(
