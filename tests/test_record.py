@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
-from ckconv.record.read import KeptSource, Member, Record, SourceFile, archive, members_of, open_record
+from ckconv.record.read import Member, PartialSource, Record, SourceFile, archive, members_of, open_record
 
 
 def packed(members: dict[str, bytes]) -> bytes:
@@ -280,7 +280,7 @@ def test_a_kept_source_is_its_runs_and_zeros(data: st.DataObject) -> None:
     for offset, nbytes in runs:
         pieces.append(((offset, nbytes), len(elsewhere)))
         elsewhere += whole[offset : offset + nbytes] + b"..."
-    source = KeptSource(Path("x"), 64, pieces, lambda at, n: bytes(elsewhere[at : at + n]))
+    source = PartialSource(Path("x"), 64, pieces, lambda at, n: bytes(elsewhere[at : at + n]))
     for offset in range(0, 70, 3):
         for nbytes in (0, 1, 7, 64, 1 << 40):
             assert source.read_at(offset, nbytes) == bytes(whole[offset : offset + nbytes])

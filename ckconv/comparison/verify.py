@@ -776,7 +776,7 @@ def _other(place: Destination, what: str) -> OutputError:
     return OutputError("output.exists", f"is there, {what}", path=place.name, hint="--force replaces it")
 
 
-# An output made once more, and held byte for byte against the files that are there. Nothing is written anywhere.
+# An output made once more, and compared byte for byte with the files that are there. Nothing is written anywhere.
 
 REBUILT = "verify.rebuild"
 

@@ -445,7 +445,7 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of a canonical matrix in ``[stored_rows, stored_cols]``.
+    """Positions of a canonical matrix in ``[stored_rows, stored_cols]``.
 
     Attributes:
         rows, cols: the canonical matrix.

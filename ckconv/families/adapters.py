@@ -509,7 +509,7 @@ def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
 
 
 def outputs_of(stored: NameRule, sizes: Sizes, layer: int | None) -> Outputs | None:
-    """Places of outputs and inputs; ``None`` for canonical order."""
+    """Positions of outputs and inputs; ``None`` for canonical order."""
     kinds = [sizes.kind(part, layer) for part in stored.parts]
     sides = [sides_of(kind) for kind in kinds]
     known = [side for side in sides if side is not None]
@@ -571,7 +571,7 @@ def stored_at(path: str, model: ModelConfig) -> tuple[Name, NameRule | None]:
 
 
 def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
-    """Places of the rows at a path, ``None`` for canonical order."""
+    """Positions of the rows at a path, ``None`` for canonical order."""
     if model is not None:
         family = FAMILIES[model.family]
         name, found = stored_at(path, model)
@@ -639,7 +639,7 @@ def gguf_name_of(module: str, family: Family) -> str | None:
 
 
 def placed_in_gguf(name: str, family: Family, model: ModelConfig) -> Outputs | None:
-    """Places of a GGUF matrix's rows, and its columns."""
+    """Positions of a GGUF matrix's rows, and its columns."""
     parsed = parse(name)
     found = names_of(family, GGUF).stored.get(parsed.pattern)
     return None if found is None else outputs_of(found, Sizes(family, model.scope), parsed.layer)

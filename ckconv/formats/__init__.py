@@ -91,8 +91,8 @@ class Format(NamedTuple):
         keeps_source: beside an output lies the record that makes its source again.
         of_headers: of a path, what is stored of the files that hold the tensors, and of ``config.json``: the index of a
             source whose record is beside an output; ``None`` where no record holds such a source.
-        content: of an open model and the places of its side files: a :class:`ckconv.core.metadata.Content`.
-        documents: of an open model and the places of its side files: holds what loaders read beside it against it.
+        content: of an open model and the paths of its side files: a :class:`ckconv.core.metadata.Content`.
+        documents: of an open model and the paths of its side files: holds what loaders read beside it against it.
         shown: of a source and an open output: the options that show in the output.
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
         takes_along: of a plan and its directory: names of files there that loaders would read besides, a

@@ -82,7 +82,7 @@ _NEMO_2 = (
     "nemo.collections.llm.export_ckpt(..., target='hf') writes one of Hugging Face; weights/ is read under own names"
 )
 
-#: What is told by its content goes first: a name may be any.
+#: What is known by its content goes first: a name may be any.
 FOREIGN: tuple[FileKind, ...] = (
     FileKind("a GGML file of version ggjt", _GGML, _REQUANTIZED, _at(0, b"tjgg")),
     FileKind("a GGML file of version ggmf", _GGML, _REQUANTIZED, _at(0, b"fmgg")),

@@ -1,4 +1,4 @@
-"""Places of models that no path names: caches, other machines.
+"""Locations of models that no path names: caches, other machines.
 
 What is there as it stands is a path, whatever it looks like.
 """

@@ -547,7 +547,7 @@ CHUNK = 1 << 20
 #: Path, offset and number of bytes.
 Piece = tuple[Path, int, int]
 
-#: Told the bytes that were just read, and the tensor that they are of.
+#: Called with the bytes that were just read, and the tensor that they are of.
 Progress = Callable[[int, str], None]
 
 #: (path, offset) of one and of the other, and how many bytes of both, however many.

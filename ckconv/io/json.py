@@ -259,7 +259,7 @@ def _constant(word: str) -> NoReturn:
 MAX_SECONDS = 3.0
 #: Characters of an expression. The longest known ones, which list every kind of projection, have 400.
 MAX_PATTERN = 4096
-#: Places that regex may make of an expression: it writes out what is repeated a number of times.
+#: Positions that regex may make of an expression: it writes out what is repeated a number of times.
 MAX_POSITIONS = 100_000
 #: Numbers of repetitions, and the bracket of a group before them.
 _COUNT = r"(\)?)\{(?:\d*,)?(\d+)(?:,)?\}"

@@ -304,8 +304,8 @@ class _Kinds(Mapping[str, Any]):
 
 # -- Source of each tensor of a GGUF, found by values, not by names ----------------------------------------------------
 
-# A hypothesis is a row of a shipped family: axes of the canonical tensor, and how either format stores them. It is held
-# against some rows of both tensors; what no row explains is not traced.
+# A hypothesis is a row of a shipped family: axes of the canonical tensor, and how either format stores them. It is
+# compared with some rows of both tensors; what no row explains is not traced.
 
 #: Elements of each sampled row that are compared.
 _COLUMNS = 64
@@ -615,7 +615,7 @@ def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def sampled(count: int, rows: int) -> np.ndarray:
-    """Places of a tensor to compare: all, or runs from all over."""
+    """Positions of a tensor to compare: all, or runs from all over."""
     if count <= rows * _COLUMNS * 4:
         return np.arange(count)
     random = np.random.default_rng(0)

@@ -481,7 +481,7 @@ class AdapterPlanner(Planner):
         return Role.A in module.roles and len(self.tensor(module, Role.A).shape) == 3
 
     def placed(self, path: str) -> Outputs | None:
-        """Places of the target matrix's rows, ``None`` for canonical order."""
+        """Layout of the target matrix's rows, ``None`` for canonical order."""
         outputs, why = placed(path, families_in(self), self.adapter.base)
         if why:
             self.refuse(why, NAME_BASE if why.endswith(BY_BASE) else "")

@@ -1,4 +1,4 @@
-"""New files, checks of their places, directories by descriptor, locks."""
+"""New files, checks of their paths, directories by descriptor, locks."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def failing(path: Path) -> Iterator[None]:
         raise write_error(error, path) from error
 
 
-# -- Checks of the places of outputs, before anything is written -------------------------------------------------------
+# -- Checks of the paths of outputs, before anything is written --------------------------------------------------------
 
 #: Side file -> the flag of ``convert`` that says where it goes.
 _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}

@@ -96,7 +96,7 @@ class Journal:
     Attributes:
         here: where names are taken and given.
         staged: the staging directory in it; every file has the place there that it is to have here.
-        take, give: places, in the order of the steps; for what is given, with its inode.
+        take, give: paths, in the order of the steps; for what is given, with its inode.
         folders: directories that are made for it.
     """
 
@@ -169,7 +169,7 @@ class Journal:
         )
 
     def taken(self) -> list[Place]:
-        """Places in the staging directory of files that were here before."""
+        """Paths in the staging directory of files that were here before."""
         with suppress(FileNotFoundError, NotADirectoryError):
             self._replaced = self._replaced or Directory(Path(REPLACED), self.staged)
         replaced = self._replaced
@@ -182,7 +182,7 @@ class Journal:
         return here is not None and (here.st_ino == inode or is_claim)
 
     def in_the_way(self) -> list[Place]:
-        """Places of former files that files of another output have by now."""
+        """Paths of former files that files of another output have by now."""
         given = {place for place, inode in self.give if self._is_given(place, inode)}
         return [place for place in self.taken() if _status(self.here, place) is not None and place not in given]
 

@@ -317,7 +317,7 @@ class Outputs:
         return copy
 
     def __enter__(self) -> Outputs:
-        """Check the places, then make the staging directory and its files.
+        """Check the paths, then make the staging directory and its files.
 
         Raises:
             OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,

@@ -284,7 +284,7 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
 
 
 def _word_positions(dtype: DType) -> list[tuple[int, int, int]]:
-    """Places of words of packed 4-bit codes, and of their two halves.
+    """Positions of words of packed 4-bit codes, and of their two halves.
 
     For each word its place, and those of the words of its lower and its upper codes.
     """

@@ -210,7 +210,7 @@ class OpenRecord:
         return self.read(offset, nbytes)
 
     def pieces(self, file: SourceFile) -> list[tuple[Run, int]]:
-        """Kept runs of a file, sorted, with their offsets in the record."""
+        """Stored runs of a file, sorted, with their offsets in the record."""
         found = []
         for group in file.stored:
             at = self._stored(file, group).offset
@@ -430,7 +430,7 @@ class _Checks:
 _LONGEST = 256 << 20
 
 
-class KeptSource(ByteSource):
+class PartialSource(ByteSource):
     """Bytes of a partly stored file; other runs read as zeros.
 
     Args:
@@ -466,7 +466,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
     """Index of the source; extents are offsets in its files."""
     record = opened.record
     sources = {
-        file.name: KeptSource(Path(file.name), file.size, opened.pieces(file), opened.read)
+        file.name: PartialSource(Path(file.name), file.size, opened.pieces(file), opened.read)
         for file in record.files
         if file.tensors or file.name == CONFIG_NAME
     }

@@ -258,7 +258,7 @@ def _of_edits(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
 
 
 def _edit_targets(out: TensorIndex, edited: str, text: str) -> Iterator[_EditTarget]:
-    """Places of a key that was set, and what fits there."""
+    """Targets of a key that was set, and what fits there."""
     file, _, path = edited.rpartition(":")
     role, found = re.sub("_token(_id)?$", "", edited), out.metadata
     header = f"{METADATA}.{edited.removeprefix(f'{METADATA}.')}"

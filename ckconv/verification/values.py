@@ -451,7 +451,7 @@ def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Double
 
 
 def _bits_of_codes(bits: int, form: str = "") -> Index:
-    """Places of the bits of each code ``[codes, bits]`` in a run of words.
+    """Positions of the bits of each code ``[codes, bits]`` in a run of words.
 
     A run is the fewest words that hold whole codes, the lowest bits first. They follow each other, over the ends of
     words unless codes are ``whole``; or they are in ``planes``: of 32 codes the lowest two or four bits of each, then

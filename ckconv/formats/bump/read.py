@@ -66,7 +66,7 @@ from ckconv.io.files import ByteSource, open_source
 from ckconv.plan.steps import Globs, Plan
 from ckconv.tokenizer.vocabulary import MERGE_BYTES
 
-# -- Find the layout of a bump 4 or 5 file, its slots and their places -------------------------------------------------
+# -- Find the layout of a bump 4 or 5 file, its slots and their offsets ------------------------------------------------
 
 # A manifest says it by the names of its entries. Without one it follows from the sizes: of the combinations of layout,
 # numbering of the types and optional slots without a code, the one that ends where the payload ends.
@@ -385,7 +385,7 @@ def takes_along(plan: Plan, directory: Path) -> Globs:
 
     Unless another bump file there may need them.
 
-    It takes types and places from ``weights_manifest.json``, and loads by the ``weights_manifest.map`` that lies beside
+    It takes types and offsets from ``weights_manifest.json``, and loads by ``weights_manifest.map`` that lies beside
     the weights.
     """
     if not plan.files:  # refused

@@ -306,7 +306,7 @@ def _by_flags(config: ModelConfig, fixed: Mapping[str, float]) -> str:
     return ""
 
 
-# Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later.
+# Which tensors a GGUF gets, and of which rows of the source each is made. Types and offsets come later.
 
 #: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv_dw`` is
 #: that of a conformer (``tensor_force_quant`` of ``Gemma4VisionAudioModel``).
@@ -321,7 +321,7 @@ _FP32_MODULES = frozenset(
 
 _FP32_ENDS = ("_norm", ".indexer.proj", ".shortconv.conv")
 
-#: What becomes of a spectrogram before the layers, likewise; of a picture in Gemma 3n; convolutions and places of a SAM
+#: What becomes of a spectrogram before the layers, likewise; of a picture in Gemma 3n; convolutions, positions of a SAM
 #: (``tensor_force_quant`` of ``DeepseekOCRVisionModel``, as is ``pos_h``).
 _FP32_STARTS = (
     "a.conv1d.", "a.input_projection.", "v.conv_stem.", "v.sam.neck.", "v.sam.net_", "v.sam.pos_embd.",

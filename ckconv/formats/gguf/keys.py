@@ -427,7 +427,7 @@ def pooling_keys(index: TensorIndex, family: schema.Family, notes: list[str]) ->
 
     Notes are added for what has none.
 
-    llama.cpp reads one of them. The documents are kept beside it, for the way back: what is behind the pooling, and
+    llama.cpp reads one of them. The documents are stored beside it, for the way back: what is behind the pooling, and
     prompts, it has no words for.
 
     Raises:

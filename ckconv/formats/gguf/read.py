@@ -54,7 +54,7 @@ from ckconv.io.files import TRUNCATED, ByteSource, Cursor, lfs_pointer, open_sou
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.
 _CONTROL = "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]"
 
-#: Forms that are kept: a model has a few dozen.
+#: Forms that are cached: a model has a few dozen.
 _MAX_FORMS = 4096
 
 

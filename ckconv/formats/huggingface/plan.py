@@ -268,7 +268,7 @@ class HuggingFacePlanner(checkpoint.CheckpointPlanner):
         return modules
 
     def _differing_scales(self, types: Mapping[str, DType]) -> int:
-        """Places where matrices that are computed as one differ in their scale."""
+        """Count of groups computed as one matrix whose scales differ."""
         wholes = {
             tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])
             for name in types

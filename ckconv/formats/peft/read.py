@@ -100,7 +100,7 @@ class ModuleKeys:
     def __init__(self, keys: Iterable[str], field: str, clock: Clock) -> None:
         self._clock = clock
         self._others: list[tuple[int, Matcher]] = []
-        #: length of a text -> places where any character will do -> text -> the number of the first such key.
+        #: length of a text -> positions where any character will do -> text -> the number of the first such key.
         self._plain: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
         for number, key in enumerate(keys):
             if PLAIN.fullmatch(key):
@@ -403,7 +403,7 @@ def _unsupported(document: Mapping[str, Any]) -> tuple[str, ...]:
 # LoRA of bare parameters: ``target_parameters`` of peft, with which it changes the experts of a mixture.
 #
 # transformers 5 holds all experts of a layer as parameters ``[experts, .., ..]`` of one module. peft wraps the module
-# once for each that is selected, the first one innermost, so that a parameter is told by its sizes. ``lora_A`` is
+# once for each that is selected, the first one innermost, so that a parameter is known by its sizes. ``lora_A`` is
 # ``[experts * rank, in]`` and ``lora_B`` ``[out, rank * experts]``, the experts innermost; ``in`` is the last axis of
 # the parameter, or the middle one where its class says ``is_transposed`` (``ParamWrapper`` of peft 0.21,
 # tuners/lora/layer.py). Either is read where sizes tell them apart.
@@ -523,7 +523,7 @@ def _tensor(stored: Tensor, experts: int, layout: Layout) -> Tensor:
 
 
 def matrices(sides: Sides, experts: int, rank: int, *, swapped: bool, widths: tuple[int, int]) -> tuple[Layout, Layout]:
-    """Places of stacked experts in ``lora_A`` and ``lora_B``.
+    """Layouts of stacked experts in ``lora_A`` and ``lora_B``.
 
     Args:
         swapped: the first lies in ``lora_B``, the second in ``lora_A``.

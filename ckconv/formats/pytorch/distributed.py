@@ -87,7 +87,7 @@ _Positions = dict[tuple[str, _Numbers], tuple[str, int, int]]
 
 
 def _described(saved: Any) -> tuple[_Tensors, _Positions, Mapping[str, Any]]:
-    """Types, sizes and chunks of the tensors, and their places in the state."""
+    """Types, sizes and chunks of the tensors, and their extents in the state."""
     tensors: _Tensors = {}
     for key, item in saved.state["state_dict_metadata"].items():
         if not isinstance(key, str) or item.named.name != "TensorStorageMetadata":
@@ -155,7 +155,7 @@ def _untiled(shape: _Numbers, boxes: list[tuple[_Numbers, _Numbers]]) -> str:
 
 
 class _Chunks(ExitStack):
-    """Places of chunks' values: each is a ``torch.save`` file in another."""
+    """Extents of chunks' values: each is a ``torch.save`` file in another."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def read_deepspeed(directory: Path) -> list[JoinedTensor]:
 
 
 class _State:
-    """State of one process: the values of a pickle, and places of tensors."""
+    """State of one process: the values of a pickle, and extents of tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -159,7 +159,7 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-#: Sizes and places are numbers of 64 bits with a sign.
+#: Sizes and offsets are numbers of 64 bits with a sign.
 _NUMBERS = 1 << 63
 
 

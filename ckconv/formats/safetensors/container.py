@@ -141,7 +141,7 @@ _WINDOW = 1 << 20
 _MAX_ENTRY = 64 << 10
 #: Bytes of ``__metadata__``: the settings of a training run have some hundred thousand.
 _MAX_METADATA = 16 << 20
-#: Pairs of type and shape that are kept: a model has a few dozen.
+#: Pairs of type and shape that are cached: a model has a few dozen.
 _MAX_FORMS = 4096
 
 _SPACE = b" \t\n\r"
@@ -328,7 +328,7 @@ PARTIAL = "the file looks like a partial download; fetch it again and compare it
 def check_extents(
     tensors: Sequence[StoredTensor], data_offset: int, source: ByteSource, faults: Faults
 ) -> Sequence[StoredTensor]:
-    """Check sizes and places; return the tensors in the order of data.
+    """Check sizes and offsets; return the tensors in the order of data.
 
     A size below 0 ends before it begins.
 

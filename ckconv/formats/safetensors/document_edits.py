@@ -214,7 +214,7 @@ class _Edits:
     # -- Where a key stands
 
     def _there(self, key: str) -> list[_Place]:
-        """The places of a key that documents have."""
+        """The paths of a key that documents have."""
         found = []
         for file in _DOCUMENTS:
             document, split = self._after[file], tuple(key.removeprefix(f"{PART}.").split("."))

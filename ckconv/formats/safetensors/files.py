@@ -615,7 +615,7 @@ _POOLINGS = (
     ("cls", "pooling_mode_cls_token", 2, "by the first token"),
     ("lasttoken", "pooling_mode_lasttoken", 3, "by the last token"),
 )
-#: Keys of a GGUF that no engine reads -> the documents that are kept there, for the way back.
+#: Keys of a GGUF that no engine reads -> the documents that are stored there, for the way back.
 _STORED = {
     "sentence_transformers.modules": MODULES,
     "sentence_transformers.pooling": f"{_PLACE}/config.json",
