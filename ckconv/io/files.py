@@ -541,6 +541,9 @@ def _rounded(nbytes: int) -> str:
 #: Bytes that the system is asked to read before they are needed: what a disk takes while as much is being hashed.
 READ_AHEAD = 16 << 20
 
+#: Bytes that a system reads ahead by itself: to ask whether fewer are there takes as long as to read them.
+BY_ITSELF = 128 << 10
+
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
 
@@ -661,7 +664,8 @@ class Files:
 
     def will_need(self, path: Path, offset: int, nbytes: int) -> None:
         """Have the system read the first ``READ_AHEAD`` of these bytes ahead."""
-        reads_soon(self.fd(path), offset, min(nbytes, READ_AHEAD))
+        if nbytes > BY_ITSELF:
+            reads_soon(self.fd(path), offset, min(nbytes, READ_AHEAD))
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (contiguous) from byte ``offset``.
