@@ -31,9 +31,22 @@ def kinds_of(case: Case) -> set[tuple[str, ...]]:
     return expected | {(case.family, name) for name in (*case.overrides, *case.stored, *case.options)}
 
 
+def values_of(case: Case) -> set[tuple[str, ...]]:
+    """Each value that a case gives a key or says of itself, and what is expected of each direction."""
+    said = [case.overrides, case.options, case.converter, case.document, case.tolerance, case.stored, case.renamed]
+    values = {
+        (case.family, str(number), key, str(value)) for number, of in enumerate(said) for key, value in of.items()
+    }
+    whole = (case.dtype, case.without, case.besides, case.ranks, case.columns, case.alike)
+    values |= {(case.family, str(number), str(value)) for number, value in enumerate(whole)}
+    return values | {(case.family, direction, case.expected(direction)) for direction in DIRECTIONS}
+
+
 def every() -> Iterator[Any]:
     """Every case and the directions that it is converted in; what others show of the last two stands apart."""
-    for row in shown(cases(), kinds_of):
+    rows = shown(cases(), values_of)
+    yield from (pytest.param(*row.values, DIRECTIONS, id=row.id, marks=row.marks) for row in rows if row.marks)
+    for row in shown([row.values[0] for row in rows if not row.marks], kinds_of):
         (case,) = row.values
         directions = [one for one in DIRECTIONS if one not in OTHERS] if row.marks else DIRECTIONS
         yield pytest.param(case, directions, id=str(case))
