@@ -385,7 +385,9 @@ def run(
 def _warm_up(names: Sequence[str], place: Path) -> None:
     """Import everything once, so that no fork has to."""
     import ckconv.cli
+    import ckconv.conversion.pipeline
 
+    ckconv.conversion.pipeline.ALONE = -1  # threads write small files, as they do large ones
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for name in names:
         target, folder = TARGETS[name], place / "warm" / name

@@ -203,6 +203,23 @@ def ckconv(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     return call
 
 
+#: Tests of how files are written, proved and given up: of small ones by threads, as large ones are.
+BY_THREADS = {
+    *("test_executors", "test_golden", "test_independence", "test_jobs", "test_lanes"),
+    *("test_locks", "test_output", "test_output_folders", "test_output_sets", "test_planted_links"),
+    *("test_recovery", "test_recovery_foreign", "test_remote", "test_resume", "test_resume_naming"),
+    *("test_signals", "test_stdout", "test_tiles", "test_uploads", "test_verify_whole"),
+    *("test_write"),
+}
+
+
+@pytest.fixture(autouse=True)
+def by_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is so small that one thread writes, hashes and compares it."""
+    if request.module.__name__ in BY_THREADS:
+        monkeypatch.setattr("ckconv.conversion.pipeline.ALONE", -1)
+
+
 @pytest.fixture(autouse=bool(HINTS))
 def followed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     """What was refused in a test leads on by its hints, as long as the test's files are there."""
