@@ -87,11 +87,12 @@ _HALF = 2.0**-24
 def sampled(rows: int, columns: int, *, packed: bool, parts: int = 1) -> Index:
     """The numbers of the rows that are looked at, some in each of the parts."""
     count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
-    first = np.arange(min(FIRST, count))
+    first = np.arange(min(FIRST, count), dtype=np.int64)
     if packed or count <= FIRST:
         return first
     number = min(max(BETWEEN, parts), count - FIRST)
-    return np.concatenate([first, FIRST + np.arange(number) * (rows - 1 - FIRST) // max(1, number - 1)])
+    between = np.arange(number, dtype=np.int64) * (rows - 1 - FIRST) // max(1, number - 1)
+    return np.concatenate([first, FIRST + between])
 
 
 def disagreement(sample: Sample, files: Files) -> str:
