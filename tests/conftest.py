@@ -272,9 +272,9 @@ def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
     from ckconv.io import rows, stored
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (rows, stored):
-            for name in ("CHUNK", "PIECE", "SCRATCH"):
-                patch.setattr(module, name, request.param, raising=False)
+        for module, names in ((rows, ("CHUNK", "PIECE", "SCRATCH")), (stored, ("PIECE", "SCRATCH"))):
+            for name in names:
+                patch.setattr(module, name, request.param)
         yield
 
 
