@@ -292,7 +292,7 @@ class SharedFiles:
             is_same = known == [*self._fingerprint]
             if self.only is not None and not is_same:
                 if not isinstance(known, list) or known[:1] != [self._fingerprint.source]:
-                    message = "the source has changed since the beginning, or is another file on a worker's machine"
+                    message = "the source has changed since the run began, or is another file on a worker's machine"
                     raise OutputError("input.changed", message)
                 message = "a worker plans this conversion differently: it has another version of some package"
                 raise OutputError("cluster.version", message, hint="install the same versions there")

@@ -34,7 +34,7 @@ from ckconv.publish.staging import LargeFile, SmallFile
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUMS_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at
 
-# -- Files beside a model: paths, checksum lists, the conversion record -----------------------------------------------
+# -- Files beside a model: paths, checksum lists, the conversion record ------------------------------------------------
 
 # The files beside a model: where they go, and those whose content follows from what is written.
 

@@ -276,11 +276,11 @@ def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -
     return float32(alpha / (math.sqrt(rank) if rank_stabilised else rank))
 
 
-# Sequences whose items are made when they are asked for: of a million tensors every object that is stored counts.
+# Sequences whose items are made when they are asked for: of a million tensors every object in memory counts.
 
 T = TypeVar("T")
 
-#: Items that are stored: as many tensors as large models have.
+#: Items that stay in memory: as many tensors as large models have.
 MAX_OBJECTS = 1 << 17
 
 
@@ -321,7 +321,7 @@ class LazySequence(Sequence[T]):
 
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
-    """``count`` items: stored if few, else made whenever asked for."""
+    """``count`` items: in memory if few, else made whenever asked for."""
     return tuple(map(make, range(count))) if count <= MAX_OBJECTS else LazySequence(count, make)
 
 

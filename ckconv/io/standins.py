@@ -117,7 +117,7 @@ class Origin(Protocol):
 
 
 class RangeCache:
-    """Cache of fetched bytes: at most :data:`KEPT`, those used last."""
+    """Cache of fetched bytes: at most :data:`MAX_CACHED`, the last used."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

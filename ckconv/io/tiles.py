@@ -166,7 +166,7 @@ _Place = tuple[tuple[Path, int] | int, int | None, int, bool]
 #: Bytes that are cached beside those that are made at once: what may be written and not read again yet, and more.
 MOST = 12 << 20
 
-#: Bytes of a tile, at most about.
+#: Bytes of a tile of those that are made at once, at most about: quantized rows, of fewer bytes than what they are of.
 EACH = 1 << 20
 
 #: What takes longer than to look whether it was done.

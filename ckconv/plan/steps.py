@@ -104,7 +104,7 @@ class LastFile(NamedTuple):
 #: Globs that a hint names at most.
 _SHOWN = 3
 
-#: The flags, where nothing is stated of the tensors that are refused.
+#: The flags, where the hint does not name the tensors that are refused.
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only the ones it names"
 
 

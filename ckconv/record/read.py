@@ -485,8 +485,8 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
 
 # -- Zip archive of stored members whose bytes follow from them --------------------------------------------------------
 #
-# Members are sorted by name and lie back to back from byte 0: nothing is compressed, no time (1980-01-01 is the
-# earliest that the format knows), no comment, no extra field, and the directory follows the last member. Any unpacker
+# Members are sorted by name and lie back to back from byte 0: nothing is compressed, there is no time (1980-01-01 is
+# the earliest of the format), no comment and no extra field, and the directory follows the last member. Any unpacker
 # opens it; :func:`members_of` takes nothing else, so an archive cannot mean one thing to it and another to an unpacker.
 # Source of the structures: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16.
 

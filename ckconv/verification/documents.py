@@ -123,7 +123,7 @@ def is_edited_in(index: TensorIndex, key: str, options: Options) -> bool:
     edited = (name.rpartition(":")[2] for name in (*dict(options.set_meta), *options.drop_meta))
     within = any(name.removeprefix(f"{text}.").startswith(f"{own}.") for name in edited)  # the key is a whole table
     prefixes = "", f"{text}.", f"{PART}.", f"{PART}.{text}."  # readers open the part that thinks
-    return within or any(is_edited(f"{place}{path}", options) for path in _tables_of(own) for place in prefixes)
+    return within or any(is_edited(f"{prefix}{path}", options) for path in _tables_of(own) for prefix in prefixes)
 
 
 def _tables_of(key: str) -> Iterator[str]:

@@ -385,8 +385,8 @@ def takes_along(plan: Plan, directory: Path) -> Globs:
 
     Unless another bump file there may need them.
 
-    It takes types and offsets from ``weights_manifest.json``, and loads by ``weights_manifest.map`` that lies beside
-    the weights.
+    It takes types and offsets from ``weights_manifest.json``, and loads by the ``weights_manifest.map`` beside the
+    weights.
     """
     if not plan.files:  # refused
         return Globs()
