@@ -236,7 +236,6 @@ def test_mxfp8_scales_with_which_bf16_does_not_hold_every_code_are_counted(tmp_p
     assert ("the scale of 1 group is not a finite number" if byte == 255 else said) in result.err
 
 
-@pytest.mark.product("pairs")
 @pytest.mark.parametrize("flags", [(), ("--dequantize",), ("--decode", "*"), ("--dequantize", "--quantize", "q8_0")])
 @pytest.mark.parametrize("target", ["m.gguf", "m.bump", "m/"])
 @pytest.mark.parametrize(
