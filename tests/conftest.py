@@ -209,7 +209,7 @@ BY_THREADS = {
     *("test_locks", "test_output", "test_output_folders", "test_output_sets", "test_planted_links"),
     *("test_recovery", "test_recovery_foreign", "test_remote", "test_resume", "test_resume_naming"),
     *("test_signals", "test_stdout", "test_tiles", "test_uploads", "test_verify_whole"),
-    *("test_write"),
+    "test_write",
 }
 
 
