@@ -836,7 +836,7 @@ def rebuild(
 
 
 def _compared(
-    plan: Plan, place: Destination, named: Mapping[str, Path], stored: OpenRecord | None, watcher: Watcher
+    plan: Plan, place: Destination, named: Mapping[str, Path], source_record: OpenRecord | None, watcher: Watcher
 ) -> Rebuild:
     container = plan.contents()
     parent = place.parent
@@ -853,8 +853,9 @@ def _compared(
     wanted = [name for name in container.on_request if there(named.get(name) or parent / name)]
     side = side_paths(plan, container, place, named, wanted)
     made = [(path, pieces_of(small.content)) for path, small in side.items()]
-    if plan.record is not None and stored is not None:
-        made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], stored.conversion())))
+    if plan.record is not None and source_record is not None:
+        record = plan.record.chunks(digests[0], source_record.conversion())
+        made.append((record_path(parent / plan.files[0].name), record))
     for path, pieces in made:
         with _opened(path) as there_is:
             end, _ = _hold(there_is, 0, ((piece, "") for piece in pieces), watching(None))

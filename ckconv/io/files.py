@@ -544,7 +544,7 @@ READ_AHEAD = 16 << 20
 #: Bytes that a system reads ahead by itself: to ask whether fewer are there takes as long as to read them.
 BY_ITSELF = 128 << 10
 
-#: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
+#: Bytes that are copied, compared or hashed at once: what stays in the second-level cache.
 CHUNK = 1 << 20
 
 #: Path, offset and number of bytes.

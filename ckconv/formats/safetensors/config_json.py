@@ -475,13 +475,13 @@ def _quantized(output: ConfigDocument) -> dict[str, Any]:
     return {key: dict(found) for key in _QUANTIZATION_KEYS[output.format]} if found else {}
 
 
-def _around(source: Mapping[str, Any], index: TensorIndex, out: ConfigDocument) -> dict[str, Any]:
+def _around(source: Mapping[str, Any], index: TensorIndex, output: ConfigDocument) -> dict[str, Any]:
     """Keys beside the text part, which its class does not read.
 
     Empty where no class around it is written again.
     """
-    key, mlx = metadata.text_key(source), out.format == index.format == "mlx"
-    row = engine_of(catalog.FAMILIES[index.config.family], MLX_LM) if index.config and mlx and not out.copied else None
+    key, made = metadata.text_key(source), output.format == index.format == "mlx" and not output.copied
+    row = engine_of(catalog.FAMILIES[index.config.family], MLX_LM) if index.config and made else None
     return {word: it for word, it in source.items() if word != key} if key and row and row.wrapped else {}
 
 
