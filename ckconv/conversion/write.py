@@ -611,7 +611,8 @@ def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> I
     rows = SideBySide(reading, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None
     conversion = Conversion(joined.dtype, joined.dtype) if joined else how
-    alone = all(is_in_steps(one) for one in (*(run.conversion for run in step.runs), conversion))
+    parts = [(run.tensor, run.conversion) for run in step.runs] or [(tensor, conversion)]
+    alone = all(is_in_steps(*part) for part in parts)
     pieces = (piece.make for piece in stored_pieces(rows.first, step.target.layout, conversion))
     with closing(rows.each(pieces, alone=alone)) as made:
         for data, changed in made:

@@ -350,6 +350,8 @@ class RowReader:
     @property
     def piece(self) -> int:
         """Bytes worth asking for at once: more for rows out of many runs."""
+        if self._merged:  # what is added to a row is as large as the row, in float32
+            return PIECE // 2
         return PIECE if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:

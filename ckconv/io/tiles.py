@@ -76,13 +76,13 @@ def threads(count: int) -> ThreadPoolExecutor | None:
     return pool
 
 
-def is_in_steps(conversion: Conversion) -> bool:
+def is_in_steps(tensor: Tensor, conversion: Conversion) -> bool:
     """Whether numpy converts: in steps so short that threads gain nothing.
 
     Each step of some 20 us gives up the interpreter's lock and takes it again: two threads need 1 to 1.3 times as long
-    as one, and eight 2 to 5 times. A library quantizes a piece in one call.
+    as one, and eight 2 to 5 times. A library quantizes a piece in one call, and a merge is many steps over much memory.
     """
-    return not (conversion.action is Action.QUANTIZE and by_library(conversion.target))
+    return tensor.merge is None and not (conversion.action is Action.QUANTIZE and by_library(conversion.target))
 
 
 class SideBySide(Generic[R]):

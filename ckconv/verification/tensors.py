@@ -80,7 +80,7 @@ def wrong_rows(
     if reader.dtype is not tensor.dtype:
         conversion = conversion._replace(target=reader.dtype)
     comparison = _Rows(tensor, source, of_source.left(conversion), importance, tiles, reader, files)
-    alone = is_in_steps(comparison.conversion)
+    alone = is_in_steps(source, comparison.conversion)
     wrong: list[int] = []
     rounded = 0
 
@@ -206,7 +206,7 @@ class _Rows:
 
 def _broader(reader: RowReader, of_source: RowReader, conversion: Conversion) -> RowReader:
     """The reader whose pieces are taken."""
-    if conversion.plane is not None:  # of one array, which is made of whole rows
+    if conversion.plane is not None or of_source.tensor.merge:  # of one array, of whole rows; or takes more memory
         return of_source
     return reader if reader.piece >= of_source.piece else of_source
 
