@@ -99,7 +99,8 @@ class CkconvError(Exception):
     def sentence(self) -> str:
         """File and message; behind them the tensor, where no sentence names it."""
         place = f"{self.path}: " if self.path else ""
-        known = not self.tensor or any(self.tensor in text for text in (self.message, *self.details))
+        module = str(self.tensor).removesuffix(".weight")
+        known = not self.tensor or any(module in text for text in (self.message, *self.details))
         return f"{place}{self.message}" if known else f"{place}{self.message} (tensor {quoted(str(self.tensor))})"
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bump_broken import Bump
+from checkpoints import Decoder, save_gguf
 from family_cases import cases, checkpoint
 from gguf import GGMLQuantizationType as Q, GGUFReader
 from gguf_copies import gguf_copy
@@ -220,6 +221,23 @@ def test_padding_that_is_not_zero(where: str, bit: int, plain: Case, ckconv) -> 
         assert "error[verify.padding]" in result.err
         assert slot in result.err
         assert "holds non-zero padding in stored row" in result.err
+
+
+def test_padding_between_tensors_of_a_gguf_that_is_not_zero(tmp_path: Path, ckconv) -> None:
+    source = save_gguf(tmp_path / "m.gguf", Decoder(hidden=60), "llama", permuted=True)
+    (tmp_path / "copy.gguf").write_bytes(source.read_bytes())
+    norm = next(one for one in GGUFReader(source).tensors if one.name == "blk.0.attn_norm.weight")
+    behind = norm.data_offset + norm.n_bytes
+    assert behind % 32
+    with source.open("r+b") as file:
+        file.seek(behind)
+        assert file.read(1) == b"\0"
+        file.seek(behind)
+        file.write(b"\1")
+    for arguments in (("verify", source), ("verify", source, tmp_path / "copy.gguf")):
+        result = ckconv(*arguments)
+        assert result.code == 5
+        assert f"error[verify.padding]: {source}: m.gguf holds non-zero padding from byte {behind:,} on" in result.err
 
 
 @pytest.mark.parametrize("slot", ["pos_emb", "layer.0.bo", "layer.1.b2", "final_ln_bias", "layer.0.b1"])

@@ -361,8 +361,9 @@ class RowReader:
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
         if self._packed and self.dtype is self.tensor.dtype:
-            in_order = self.layout.in_order
-            return self.stored(start, stop) if in_order else self.gather(np.arange(start, stop, dtype=np.int64))
+            if self.layout.in_order:
+                return self._packed.rows(start, stop)
+            return self.gather(np.arange(start, stop, dtype=np.int64))
         if self.in_order:
             out = np.empty((stop - start, self.row_bytes), np.uint8)
             self._read(start * self.row_bytes, out.reshape(-1))
@@ -387,8 +388,6 @@ class RowReader:
 
     def stored(self, start: int, stop: int) -> Rows:
         """Stored rows, padding included; extents join, and no row crosses two."""
-        if self._packed and self.dtype is self.tensor.dtype:
-            return self._packed.rows(start, stop)
         out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
         self._read(start * out.shape[1], out.reshape(-1))
         return out

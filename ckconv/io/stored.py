@@ -187,8 +187,11 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Convert canonical rows that both sides store in order."""
     if reader.tiles is None:
-        return _converted(reader, conversion, start, stop)
-    made = (_scales_or_biases if conversion.without_codes else _converted)(reader, conversion, start, stop)
+        return conversion.apply(reader.rows(start, stop))
+    if conversion.without_codes:
+        made = _scales_or_biases(reader, conversion, start, stop)
+    else:
+        made = conversion.apply(reader.rows(start, stop))
     reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
 
@@ -199,7 +202,7 @@ def _scales_or_biases(reader: RowReader, conversion: Conversion, start: int, sto
     assert conversion.plane
     found = reader.tiles.take(reader.tensor, conversion, start, stop, later=True)
     if found is None:
-        made, other = conversion.numbers(reader.stored(start, stop)), 3 - conversion.plane
+        made, other = conversion.numbers(reader.rows(start, stop)), 3 - conversion.plane
         if other < len(made):
             reader.tiles.keep(reader.tensor, conversion._replace(plane=other), start, made[other], 0, later=True)
         found = made[conversion.plane], 0

@@ -474,7 +474,7 @@ class TensorComparison:
                 place = _place(tensor.arrays, order)
                 faults += [fault._replace(place=place) for fault in self._tensor(key, tensor)] if last else []
         if self.absent:
-            faults = [*self._config(), *self._absent(), *faults]
+            faults = [*self._config(), *self._absent(), *faults, *self._between()]
         embedded = sum(key in self._ours for key in self._embedded)
         unmade = sum(self._ours[key].source not in self._positions for key in self._no_part)
         count = len(self._ours) - self.zero_filled - unmade - embedded - len(self._derived)
@@ -700,6 +700,15 @@ class TensorComparison:
             return False
         self.files.read_run(list(runs(tensor)), 0, stored)
         return bool(np.allclose(stored, again(*shape), rtol=0, atol=1e-3))
+
+    def _between(self) -> Iterator[Fault]:
+        """Tensors of a GGUF have zeros between them."""
+        extents = sorted(one.extent for one in self.out.stored) if self.out.format == "gguf" else []
+        for before, behind in pairwise(extents):
+            start = before.offset + before.nbytes
+            gap = (before.path, start, behind.offset - start)
+            if before.path == behind.path and gap[2] > 0 and not self.files.are_zero([gap]):
+                yield Fault("verify.padding", f"{before.path.name} holds non-zero padding from byte {start:,} on", None)
 
     def _padding(self, tensor: Tensor) -> list[Fault]:
         """Padding is zero."""
