@@ -214,10 +214,12 @@ BY_THREADS = {
 
 
 @pytest.fixture(autouse=True)
-def by_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def by_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """No file is so small that one thread writes, hashes and compares it."""
-    if request.module.__name__ in BY_THREADS:
-        monkeypatch.setattr("ckconv.conversion.pipeline.ALONE", -1)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__ in BY_THREADS:
+            patch.setattr("ckconv.conversion.pipeline.ALONE", -1)
+        yield
 
 
 @pytest.fixture(autouse=bool(HINTS))

@@ -260,7 +260,7 @@ def test_values_come_back_from_every_order(stored: str, canonical: str, part: in
 
     assert np.array_equal(to_canonical(found, into), values)
     assert np.count_nonzero(into) == values.size
-    layout = stored_layout([Kind(found.stored, found.canonical, found.first, found.axes)], F32)
+    layout = stored_layout((Kind(found.stored, found.canonical, found.first, found.axes),), F32)
     assert (layout.in_order, layout.interleaved, layout.whole_rows) == order
 
 
@@ -280,7 +280,7 @@ def test_every_permutation_has_an_inverse(one: list[str], other: list[str]) -> N
 )
 def test_the_run_is_what_stays_together(stored: str, canonical: str, run: int) -> None:
     found = moved(stored, canonical)
-    assert stored_layout([Kind(found.stored, found.canonical, found.first, found.axes)], F32).run == run
+    assert stored_layout((Kind(found.stored, found.canonical, found.first, found.axes),), F32).run == run
 
 
 @pytest.mark.parametrize("text", ["A (B", "A )", "A |", "(A|) H", "A-B"])

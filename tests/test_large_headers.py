@@ -135,9 +135,11 @@ def test_a_text_of_four_megabytes_takes_a_small_multiple_of_them(
 def test_a_million_tensors_are_converted_in_600_megabytes(tmp_path: Path, format: str, start: int) -> None:
     """Of two conversions without what small models keep: what each tensor takes, and the rest once."""
     settings = """
+import ckconv.conversion.pipeline as pipeline
 import ckconv.core.tensors as made
 import ckconv.formats.safetensors.write as reference
 made.MAX_OBJECTS = reference._MAX_HEADER = 0
+pipeline.ALONE = -1
 """
     few, many = (of(tmp_path / f"{count}.{format}", count) for count in (start, 3 * start))
     for command in (("convert", "{}", "{}.out", "--to", format), ("verify", "{}.out", "{}")):

@@ -34,8 +34,8 @@ class Order:
     sizes: dict[str, int]
 
     @property
-    def kinds(self) -> list[Kind]:
-        return [self._kind(n) for n in range(len(self.canonical))]
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(self._kind(n) for n in range(len(self.canonical)))
 
     def _kind(self, part: int) -> Kind:
         found = move(parse(self.stored), parse(self.canonical[part]), part, self.sizes.__getitem__)
@@ -146,7 +146,7 @@ def test_values_go_into_every_order_and_come_back(
     assert written(runs, layout) == wanted
 
     for own, array in zip(kinds, values, strict=True):
-        tensor = file_of(folder, "whole", wanted, F32, stored_layout([own], F32), cuts)
+        tensor = file_of(folder, "whole", wanted, F32, stored_layout((own,), F32), cuts)
         assert read(tensor) == array.astype("<f4").tobytes()
         # and out of one stored order into another
         turned = [Run(tensor, Conversion(F32, F32), 0, tensor.layout.rows)]
@@ -173,7 +173,7 @@ def test_blocks_go_along_where_their_values_stay_together(small_pieces: None, fo
 
     assert written(runs, layout) == wanted
     for own, array in zip(kinds, values, strict=True):
-        assert read(file_of(folder, "whole", wanted, kind, stored_layout([own], kind))) == array.tobytes()
+        assert read(file_of(folder, "whole", wanted, kind, stored_layout((own,), kind))) == array.tobytes()
 
 
 def blocks_apart_in(folder: Path, kind: DType, size: int) -> tuple[Tensor, np.ndarray]:
@@ -209,7 +209,7 @@ def test_a_segment_of_no_tensor_is_written_as_zeros(folder: Path) -> None:
     values = np.arange(1, 13, dtype="<f4").reshape(3, 4)
     source = file_of(folder, "part", values.tobytes(), F32, plain(3, 4))
 
-    data = written([Run(source, Conversion(F32, F32), 0, 3)], stored_layout([kind], F32))
+    data = written([Run(source, Conversion(F32, F32), 0, 3)], stored_layout((kind,), F32))
 
     assert data == bytes(32) + values.tobytes()
 

@@ -766,7 +766,7 @@ def test_flags_for_many_unknown_names_are_found_in_one_walk(tmp_path: Path) -> N
     case = next(family_cases.cases("llama"))
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     known, took = load_file(source / "model.safetensors"), []
-    for many in (0, 0, 100, 300):  # the first plan of a process fills caches
+    for many in (300, 100, 300):  # the first plan of a process fills caches
         names = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}.weight" for n in range(many)]
         foreign = {name: np.zeros(1, np.float32) for name in names}
         save_file(known | foreign, source / "model.safetensors", {"format": "pt"})
@@ -776,8 +776,8 @@ def test_flags_for_many_unknown_names_are_found_in_one_walk(tmp_path: Path) -> N
         hints = {f"--drop '{name}' leaves out what llama does not have" for name in names}
         assert {one.hint for one in plan.refusals} == hints
 
-    _, none, few, more = took
-    assert more - none < 4 * (few - none)
+    _, few, more = took
+    assert more < 3 * few
 
 
 def drafting(family: str, root: Path, change: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> Path:
