@@ -703,7 +703,7 @@ class TensorComparison:
 
     def _between(self) -> Iterator[Fault]:
         """Tensors of a GGUF have zeros between them."""
-        extents = sorted(one.extent for one in self.out.stored) if self.out.format == "gguf" else []
+        extents = sorted(one.extent for one in self.out.stored) if self.out.metadata_kind is MetadataKind.TYPED else []
         for before, behind in pairwise(extents):
             start = before.offset + before.nbytes
             gap = (before.path, start, behind.offset - start)
