@@ -145,7 +145,8 @@ def test_every_architecture_has_the_types_that_llama_quantize_gives(
     family: str, llama_quantize: Quantizer, tmp_path: Path
 ) -> None:
     """Of one model of a family: what stays floats, and every block."""
-    source = checkpoint_of(next(cases(family)).recorded, tmp_path / "hf")
+    case = next(cases(family))
+    source = checkpoint_of(case.recorded, tmp_path / "hf", case.tokenizer)
     ckconv.convert(source, tmp_path / "plain.gguf", options=Options(), verify=False)
     theirs = llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS["q4_k_m"][0])
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize="q4_k_m"), verify=False)
