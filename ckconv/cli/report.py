@@ -158,7 +158,7 @@ def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
 
 
 def _why(reason: str) -> str:
-    return f": {'asked for by ' * reason.startswith('--')}{reason}"
+    return f": asked for by {reason}" if reason.startswith("--") else f": {reason}"
 
 
 def _in_files(plan: Plan) -> str:

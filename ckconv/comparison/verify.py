@@ -61,7 +61,7 @@ from ckconv.verification.content import (
 )
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
-from ckconv.verification.tensors import SourceChecksum, TensorComparison
+from ckconv.verification.tensors import ABSENT, SourceChecksum, TensorComparison
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -461,7 +461,7 @@ def verify_whole(
         )
     except VerifyError as error:  # the source may be rounded, and made of the output, which its record restores
         if (restored := _restored(out, source, request)) is None:
-            if reason is not None and (reason.hint or "").startswith("--base") and " is not in the " in error.message:
+            if reason is not None and (reason.hint or "").startswith("--base") and ABSENT in error.message:
                 error.message = f"without the base model tensors may have other names: {error.message}"
                 error.hint = reason.hint
             raise

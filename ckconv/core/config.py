@@ -33,6 +33,11 @@ class Modifier(str):
         made.cause = cause
         return made
 
+    @property
+    def key(self) -> str:
+        """The key, where the text is ``key = value``; else all of it."""
+        return self.partition(" = ")[0]
+
 
 def modifiers_of(found: Iterable[str]) -> tuple[Modifier, ...]:
     """Modifiers; a text is a value that changes the computation."""

@@ -773,7 +773,10 @@ class Files:
         return memoryview(mmap(-1, CHUNK))
 
     def _buffer(self, number: int, nbytes: int) -> bytearray:
-        """One of two buffers, which are used again: new memory takes longer."""
+        """Return buffer 0 or 1, which has at least ``nbytes``.
+
+        What it held is overwritten by the next caller: to allocate a buffer for each call takes longer.
+        """
         if len(self._buffers[number]) < nbytes:
             self._buffers[number] = bytearray(nbytes)
         return self._buffers[number]

@@ -340,8 +340,8 @@ class RowReader:
     @property
     def in_order(self) -> bool:
         """Whether canonical rows are stored one after the other."""
-        stored = self.tensor.as_stored or (self._packed is not None and self._merged is None)
-        return stored and self.dtype is self.tensor.dtype and self.layout.in_order
+        in_one = not self.tensor.planes and self.tensor.merge is None
+        return in_one and self.dtype is self.tensor.dtype and self.layout.in_order
 
     def left(self, conversion: Conversion) -> Conversion:
         """The rest of a conversion, after reading."""

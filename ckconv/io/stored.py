@@ -186,13 +186,12 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Convert canonical rows that both sides store in order."""
-    if reader.tiles is None:
-        return conversion.apply(reader.rows(start, stop))
-    if conversion.without_codes:
+    if reader.tiles is not None and conversion.without_codes:
         made = _scales_or_biases(reader, conversion, start, stop)
     else:
         made = conversion.apply(reader.rows(start, stop))
-    reader.tiles.add(reader.tensor, conversion, start, *made)
+    if reader.tiles is not None:
+        reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
 
 

@@ -15,7 +15,7 @@ from ckconv.core.lazy import Floats, NamedTuple, Rows, replace
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
-from ckconv.quant.convert import Action, Conversion, by_library, noted_aside
+from ckconv.quant.convert import Action, Conversion, made_by_library, noted_aside
 from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def is_in_steps(tensor: Tensor, conversion: Conversion) -> bool:
     Each step of some 20 us gives up the interpreter's lock and takes it again: two threads need 1 to 1.3 times as long
     as one, and eight 2 to 5 times. A library quantizes a piece in one call, and a merge is many steps over much memory.
     """
-    return tensor.merge is None and not (conversion.action is Action.QUANTIZE and by_library(conversion.target))
+    return tensor.merge is None and not (conversion.action is Action.QUANTIZE and made_by_library(conversion.target))
 
 
 class SideBySide(Generic[R]):

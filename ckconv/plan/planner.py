@@ -550,7 +550,7 @@ def modifier_reason(modifier: Modifier, config: ModelConfig | None, engine: str,
         return Reason(modifier, _WITHOUT_KEY)
     if modifier.cause is Cause.FOREIGN_CLASS:
         return Reason(modifier, _WITHOUT_CODE)
-    key = modifier.partition(" = ")[0]
+    key = modifier.key
     if key in QUANTIZATION_KEYS:  # of a known layout it would be read
         return Reason(
             f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION.format(key=key)

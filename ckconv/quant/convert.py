@@ -195,7 +195,7 @@ def has_library() -> bool:
     return find_spec("libgguf") is not None
 
 
-def by_library(dtype: DType) -> bool:
+def made_by_library(dtype: DType) -> bool:
     """Whether a library quantizes to the type, a piece in one call."""
     return dtype.name.lower() in GGML_TYPES and dtype is not Q8_0 and has_library()
 
@@ -208,7 +208,7 @@ def quantizer_of(dtype: DType) -> str:
 
     if dtype is Q8_0:
         return f"numpy {np.__version__}"
-    if by_library(dtype):
+    if made_by_library(dtype):
         return f"ggml-python {version('ggml_python')}" if _makes(dtype) else f"libgguf {version('libgguf')}"
     import gguf
 

@@ -285,6 +285,10 @@ def _words(rows: Rows) -> NDArray[np.uint64] | Rows:
 
 
 #: Called with the bytes just read and the tensor they belong to.
+#: What a fault says of a tensor of one side that the other lacks, by its name.
+ABSENT = "is not in the"
+
+
 class Fault(NamedTuple):
     """One thing that is wrong.
 
@@ -531,7 +535,7 @@ class TensorComparison:
                 text = f"{tensor.label} is not zero, but the source has no such tensor"
                 yield Fault("verify.tensor", text, tensor.source)
             else:
-                yield Fault("verify.tensor", f"{tensor.label} is not in the source", tensor.source)
+                yield Fault("verify.tensor", f"{tensor.label} {ABSENT} source", tensor.source)
 
     def _config(self) -> Iterator[Fault]:
         """Differences of configuration; the context length is a matter of choice.
@@ -574,7 +578,7 @@ class TensorComparison:
             kinds = ("llama3", "linear", "default") if key == ROPE_FREQUENCIES else ()
             if self._follows(tensor, self.out.config, kinds) or self._says_nothing(tensor, self.source):
                 continue
-            yield Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
+            yield Fault("verify.tensor", f"{tensor.source} of the source {ABSENT} output", tensor.source)
 
     def _says_nothing(self, tensor: Tensor, index: TensorIndex) -> bool:
         """Whether the model computes the same without a tensor."""
@@ -706,8 +710,8 @@ class TensorComparison:
         extents = sorted(one.extent for one in self.out.stored) if self.out.metadata_kind is MetadataKind.TYPED else []
         for before, behind in pairwise(extents):
             start = before.offset + before.nbytes
-            gap = (before.path, start, behind.offset - start)
-            if before.path == behind.path and gap[2] > 0 and not self.files.are_zero([gap]):
+            nbytes = behind.offset - start if before.path == behind.path else 0
+            if nbytes > 0 and not self.files.are_zero([(before.path, start, nbytes)]):
                 yield Fault("verify.padding", f"{before.path.name} holds non-zero padding from byte {start:,} on", None)
 
     def _padding(self, tensor: Tensor) -> list[Fault]:

@@ -439,8 +439,8 @@ class CheckpointPlanner(Planner):
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = copied_modules(self) if copied else self._renamed()
         if self.config is not None and not self.reasons and (not copied or self.options.context):
-            stray = f"{text_key(self.document)} = "  # of a text model, whose document nothing but a copy can have
-            of_stray = (one for one in self.config.modifiers if one.startswith(stray))
+            stray = text_key(self.document)  # of a text model, whose document nothing but a copy can have
+            of_stray = (one for one in self.config.modifiers if one.key == stray)
             self.reasons += [modifier_reason(one, self.config, self.loader.name) for one in of_stray]
         self.refuse_faults()
         if not (modules or self.reasons):

@@ -258,8 +258,7 @@ class _Edits:
     def _stray(self) -> str:
         """The key of a text part that a text model has beside its own keys."""
         config, key = self._index.config, text_key(self._before[CONFIG_NAME])
-        stray = config is not None and any(it.startswith(f"{key} = ") for it in config.modifiers)
-        return key if key and stray else ""
+        return key if config is not None and any(one.key == key for one in config.modifiers) else ""
 
     @property
     def _decided(self) -> frozenset[str]:
